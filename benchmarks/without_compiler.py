@@ -12,9 +12,9 @@ peers
     bytecode   compile() with KERNELS_HUB_CXX=none, and the native code of a wheel: --prebuilt FOLDER, else built now by
                what builds wheels, which takes minutes
 
-each in a process of its own, in turn: see `benchmarks.harness`. With --mapping, the mapping `compiled` takes the place of
-compile(): the whole model is one layer, which its first call waits for, and which runs whatever it gains. A ratio is the median over the rounds. Errors are the
-largest difference from eager's results, over the largest of these.
+each in a process of its own, in turn: see `benchmarks.harness`. With --mapping, the mapping `compiled` takes the place
+of compile(): the whole model is one layer, which its first call waits for, and which runs whatever it gains. A ratio is
+the median over the rounds. Errors are the largest difference from eager's results, over the largest of these.
 
 On a machine with other work, --processor-time counts what a peer's threads use instead of what passes.
 """

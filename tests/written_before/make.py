@@ -14,6 +14,11 @@ folder: `test_written_before.py` loads every such folder with every later versio
     keys              a private key
     kernels.lock  kernels.bundle  trust.toml  mlp.khplan
     expected.json     inputs are of `models.py`; results, and names that tests need
+
+    python -m tests.written_before.make bytecode
+
+writes bytecode_<format>.tar.xz, an exported layer whose bytecode and module guard are of the format of now. To be run
+before a format of bytecode changes, as the test of formats asks for another number.
 """
 
 from __future__ import annotations
@@ -187,6 +192,26 @@ def _exported(folder: Path, work: Path, environment: dict[str, str]) -> None:
         pack(work / name, folder / f"{name}.tar.xz")
 
 
+def make_bytecode() -> None:
+    """Write an exported layer for a machine without a compiler, whose interpreter is another version's."""
+    from kernels_hub.compiler import emit_layer
+    from kernels_hub.compiler.runtime.bytecode import FORMAT
+    from kernels_hub.repository.build import build_repository
+
+    target = HERE / f"bytecode_{FORMAT}.tar.xz"
+    if target.exists():
+        raise SystemExit(f"{target} is there, and is never made again")
+    with tempfile.TemporaryDirectory() as name:
+        work = Path(name)
+        module, x = normed_mlp()
+        emit_layer(
+            (module, (x,)), layer_name="NormedMLP", out=work / "source", dynamic_shapes={"x": {0: Dim("rows")}},
+            triton=False, benchmark=False,
+        )  # fmt: skip
+        build_repository(work / "source", work / "built")
+        pack(work / "built", target)
+
+
 def _compiled(folder: Path, work: Path) -> dict[str, Any]:
     """A saved executable, and what tuning remembers."""
     from kernels_hub.compiler import compile as compile_graph
@@ -248,4 +273,4 @@ def _drop(folder: Path, name: str) -> None:
 
 
 if __name__ == "__main__":
-    make(HERE / sys.argv[1])
+    make_bytecode() if sys.argv[1] == "bytecode" else make(HERE / sys.argv[1])

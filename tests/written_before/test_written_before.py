@@ -36,10 +36,12 @@ from kernels_hub.compiler import compile as compile_graph
 from kernels_hub.compiler import load_executable
 from kernels_hub.compiler.errors import PlanError
 from kernels_hub.compiler.plan.tuning_database import TuningDatabase
+from kernels_hub.compiler.runtime.bytecode import FORMAT
 from kernels_hub.compiler.runtime.toolchain import find_compiler
 from tests.running_hub import RunningHub, start_hub
 from tests.runtime_objects import share_runtime_objects
 from tests.tolerances import assert_close
+from tests.wheel_interpreter import wheel_interpreter
 from tests.written_before.make import LARGE, LAYER, MODEL, ORGANISATION, command, run_process, unpack
 from tests.written_before.models import normed_mlp, wave
 
@@ -181,6 +183,37 @@ def test_an_exported_layer_with_its_native_code(written: Written, monkeypatch: p
         assert_close(kernel.layers.NormedMLP.forward(module, x), written.mlp, factor=4)
     assert not kernel.program.LAYER.fallbacks
     assert not (written.scratch / "compiled").exists()
+
+
+@needs_compiler
+@pytest.mark.parametrize("archive", sorted(HERE.glob("bytecode_*.tar.xz")), ids=lambda one: one.name)
+def test_bytecode_runs_by_the_interpreter_of_now(
+    archive: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the module guard that the layer brings along; or it is of another format, and that is said."""
+    folder = unpack(archive, tmp_path / "layer")
+    wheel = wheel_interpreter(tmp_path / "wheel")
+    monkeypatch.setenv("KERNELS_HUB_CXX", "none")
+    monkeypatch.setenv("KERNELS_HUB_PREBUILT", str(wheel))
+    kernel = get_local_kernel(folder, backend="cpu")
+    module, x = normed_mlp()
+    forward, layer = kernel.layers.NormedMLP.forward, kernel.program.LAYER
+    with torch.no_grad():
+        assert_close(forward(module, x), module(x), factor=4)
+        module.down.weight.mul_(2)
+        assert_close(forward(module, x), module(x), factor=4)
+    if archive.name == f"bytecode_{FORMAT}.tar.xz":
+        assert layer.engine == "bytecode" and not layer.fallbacks
+        loss = forward(module.train(), x).square().sum()
+        (found,) = torch.autograd.grad(loss, [module.down.weight])
+        (expected,) = torch.autograd.grad(module(x).square().sum(), [module.down.weight])
+        assert_close(found, expected, factor=8)
+    else:
+        assert "another format of bytecode" in layer.fallbacks["build"]
+
+
+def test_there_is_bytecode_of_the_format_of_now() -> None:
+    assert (HERE / f"bytecode_{FORMAT}.tar.xz").is_file(), "python -m tests.written_before.make bytecode"
 
 
 @needs_compiler
