@@ -33,7 +33,6 @@ from kernels_hub.compiler.runtime.bytecode import BytecodeProgram
 from kernels_hub.compiler.schedule.choices import Choices
 from kernels_hub.compiler.schedule.inlining import NATIVE_ONLY, refused
 from kernels_hub.compiler.schedule.kernel import Schedule
-from kernels_hub.compiler.schedule.lower import SCANS
 from kernels_hub.compiler.schedule.ordered import is_ordered
 from kernels_hub.compiler.schedule.schedule import schedule
 
@@ -99,7 +98,7 @@ def _why_not(node: Node) -> str | None:
             return f"bytecode has no {value.dtype}"
     if node.op.name == "call":
         return next(iter(values_refused(node.attrs["callee"], _why_not).values()), None)
-    if node.op.name in NATIVE_ONLY or node.op.name in SCANS or is_ordered(node):
+    if node.op.name in NATIVE_ONLY or is_ordered(node):
         return f"{node.op.name} has no form in bytecode"
     if Trait.POINTWISE not in node.op.traits or node.op.name in NOT_COMPUTED - {
         "bitcast",

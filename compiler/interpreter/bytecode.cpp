@@ -20,7 +20,8 @@ namespace bytecode {
 
 // In the order of codegen/bytecode/code.py.
 inline constexpr Run kInstructions[] = {view, load, store, gather, scatter, position, inside, bound, between,
-                                        select, copy, cast, feed, feed_each, find, repeat, chain, feed_down};
+                                        select, copy, cast, feed, feed_each, find, repeat, chain, feed_down,
+                                        running};
 inline constexpr int64_t kCompute = 100;  // and the operations from here on
 
 enum class NumberKind : int64_t { kConstant, kSize, kAdd, kMultiply, kFloorDivide, kRemainder, kMin, kMax };

@@ -403,6 +403,34 @@ inline void feed_down(Frame& frame, const Instruction& one) {
   return to == RegisterKind::kDouble ? feed_columns<double, float>(frame, one) : feed_columns<float, float>(frame, one);
 }
 
+// Register `to` is what register c, an element a row, comes to while it takes in the columns of register a.
+template <class T, class A>
+void run_rows(Frame& frame, const Instruction& one) {
+  const Register &to = frame.registers[one.to], &a = frame.registers[one.a], &carried = frame.registers[one.c];
+  const int64_t rows = frame.rows_of(one.to), columns = frame.columns;
+  for (int64_t r = 0; r < rows; ++r) {
+    T& total = *carried.row<T>(r);
+    const A* const from = a.row<A>(r);
+    T* const sums = to.row<T>(r);
+    const auto each = [&](auto take) {
+      for (int64_t i = 0; i < columns; ++i) sums[i] = total = take(static_cast<T>(from[i]));
+    };
+    switch (static_cast<Reduction>(one.extra)) {
+      case Reduction::kSum: each([&](T now) { return total + now; }); break;
+      case Reduction::kProd: each([&](T now) { return total * now; }); break;
+      case Reduction::kMax: each([&](T now) { return total != total || now <= total ? total : now; }); break;
+      case Reduction::kMin: each([&](T now) { return total != total || now >= total ? total : now; }); break;
+      default: break;
+    }
+  }
+}
+inline void running(Frame& frame, const Instruction& one) {
+  const RegisterKind to = frame.code->registers[one.to].kind, a = frame.code->registers[one.a].kind;
+  if (a == RegisterKind::kInteger) return run_rows<int64_t, int64_t>(frame, one);
+  if (a == RegisterKind::kDouble) return run_rows<double, double>(frame, one);
+  return to == RegisterKind::kDouble ? run_rows<double, float>(frame, one) : run_rows<float, float>(frame, one);
+}
+
 // The place of the greatest or the least: registers to (the place), c (the value there), a, b (places of a's elements).
 template <class A>
 void find_as(Frame& frame, const Instruction& one) {

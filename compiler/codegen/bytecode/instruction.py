@@ -60,6 +60,7 @@ class Op(enum.IntEnum):
     REPEAT = 15
     CHAIN = 16
     FEED_DOWN = 17
+    RUNNING = 18
 
 
 def kind_of(dtype: DType) -> RegisterKind:

@@ -23,7 +23,7 @@ from kernels_hub.compiler.codegen.loops import (
 from kernels_hub.compiler.errors import EngineError
 from kernels_hub.compiler.ir.types import BOOL, INT64, DType
 from kernels_hub.compiler.schedule.index import Loop, Ranges, flatten
-from kernels_hub.compiler.schedule.kernel import Constant, Nest, Reduce, Statement, Store, arguments
+from kernels_hub.compiler.schedule.kernel import Constant, Nest, Reduce, Scan, Statement, Store, arguments
 
 LOOPS, REDUCING, MULTIPLYING, CONVOLVING, ATTENDING = range(5)
 """Kinds of nests, as interpreter/bytecode.cpp reads them."""
@@ -42,8 +42,10 @@ MakeCode = Callable[[Sequence[Loop], Sequence[Loop], Loop | None, Ranges], Code]
 
 def nest_words(nest: Nest, make: MakeCode) -> list[int] | None:
     """The words of a nest without an anchor; None where it has no turns. Raises EngineError for what has no form."""
-    if nest.scans or nest.scatters:
-        raise EngineError("bytecode has no scans and no scattered writes")
+    if nest.scatters:
+        raise EngineError("bytecode has no scattered writes")
+    if nest.scans:
+        return None if is_empty(nest.outer) or is_empty(nest.inner) else _scanning(nest, make)
     if not nest.accumulates:
         nest = Nest((*nest.outer, *nest.inner), (), nest.body)
     nest = simplified(nest)
@@ -93,6 +95,70 @@ def _longer(nest: Nest) -> Loop | None:
         return None
     longest = max(nest.outer, key=lambda loop: estimate(loop.extent))
     return longest if estimate(longest.extent) >= 4 * estimate(nest.outer[-1].extent) else None
+
+
+def _scanning(nest: Nest, make: MakeCode) -> list[int]:
+    """A nest with running sums: a pass along the inner loop, which carries what each row has come to."""
+    if len(nest.inner) > 1:
+        raise EngineError("bytecode has no running sums over several loops")
+    column = nest.inner[0] if nest.inner else None
+    code = make(nest.outer, (), column, Ranges((*nest.outer, *nest.inner)))
+    code.know(nest.body)
+    code.begin()
+    carried = {}
+    for one in nest.body:
+        if isinstance(one, Scan):
+            carried[one.name] = _carried(one, code)
+    starts, first = code.end(), len(code.lists.all)
+    code.begin()
+    for one in nest.body:
+        if isinstance(one, Scan):
+            _run(one, carried[one.name], code)
+        elif not isinstance(one, (Store, Constant)):
+            code.emit(one)
+    for one in nest.body:
+        if isinstance(one, Store):
+            code.store(one)
+    turn = code.end()
+    code.lists.passes.append((first, len(code.lists.all)))
+    code.begin()
+    number = code.numbers.of
+    head = [REDUCING, len(nest.outer), *(number(loop.extent) for loop in nest.outer), 0, 0]
+    head += [-1 if column is None else number(column.extent), -1, _work(nest), 0]
+    return [*head, 1, 1, turn, turn, starts, code.end(), *code.words()]
+
+
+def _carried(one: Scan, code: Code) -> int:
+    """The register of what each row has come to, before the first turn: float64 for sums and products of floats."""
+    if one.dtype is BOOL:
+        raise EngineError("bytecode has no running choice of truths")
+    kind = kind_of(one.dtype)
+    start = code.constant(_extreme(one.kind, one.dtype), one.dtype) if one.kind in {"max", "min"} else -1
+    if start < 0:
+        kind = RegisterKind.DOUBLE if kind is RegisterKind.FLOAT else kind
+        bits = int(one.kind == "prod") if kind is RegisterKind.INTEGER else _DOUBLE_ONE * (one.kind == "prod")
+        start = code.bits(kind, bits)
+    to = code.register(kind, rows=True, columns=False)
+    code.add(Instruction(Op.COPY, to=to, a=start))
+    return to
+
+
+def _run(one: Scan, carried: int, code: Code) -> None:
+    """Take in a turn's argument."""
+    a = code.value(one.arg)
+    if code.registers[a].kind is RegisterKind.TRUTH:
+        raise EngineError("bytecode has no running sums of truths")
+    if not (code.registers[a].rows and code.registers[a].columns):
+        copied = code.register(code.registers[a].kind, rows=True, columns=True)
+        code.add(Instruction(Op.COPY, to=copied, a=a))
+        a = copied
+    to = code.register(code.registers[carried].kind, rows=True, columns=True)
+    code.add(Instruction(Op.RUNNING, to=to, a=a, c=carried, extra=REDUCTIONS[one.kind]))
+    if code.registers[to].kind is not kind_of(one.dtype) or (one.dtype.is_integer and one.dtype.bits < 64):
+        wide, to = to, code.register(kind_of(one.dtype), rows=True, columns=True)
+        element = ELEMENTS[one.dtype.compute.name if one.dtype.is_float else one.dtype.name]
+        code.add(Instruction(Op.CAST, to=to, a=wide, element=element))
+    code.values[one.name] = to
 
 
 def _reducing(nest: Nest, make: MakeCode) -> list[int]:
