@@ -54,9 +54,9 @@ def run(model: str, peer: str, mapping: bool) -> tuple[Callable[[], Any], dict[s
     if peer == "eager":
         return lambda: call(module), {}
     if mapping:
-        engines = _kernelized(module)
+        told = _kernelized(module)
         result = call(module)
-        return lambda: call(module), {"engines": engines(), "error": difference_of(result, own)}
+        return lambda: call(module), {"engines": told(), "error": difference_of(result, own)}
     found: dict[str, Any] = {}
 
     def recorded(*args: Any, **kwargs: Any) -> Any:
