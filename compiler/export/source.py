@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import nn
@@ -28,12 +28,13 @@ from kernels_hub.compiler.export.peer import Peer, find_peer
 from kernels_hub.compiler.export.results import fields_of
 from kernels_hub.compiler.export.traced_forward import traced_forward
 from kernels_hub.compiler.importers.data_assertions import ASSERTIONS
+from kernels_hub.compiler.importers.known_values import KnownValues, known
 from kernels_hub.compiler.importers.torch_export import import_torch_program
 from kernels_hub.compiler.importers.torch_sizes import input_symbols
 from kernels_hub.compiler.importers.torch_trace import arguments_of, paths_of
 from kernels_hub.compiler.ir.graph import Graph
 from kernels_hub.compiler.runtime.caches import is_cache
-from kernels_hub.compiler.runtime.parts import Cache, Held, Module, Record, Tensor, View
+from kernels_hub.compiler.runtime.parts import Cache, Held, Module, Record, Tensor, Values, View
 from kernels_hub.escaping import Identifier
 
 if TYPE_CHECKING:
@@ -92,6 +93,8 @@ class Source:
     """The output that tells whether what it asserts of data holds."""
     by_layout: bool = False
     """See `importers.torch_aliases.Shared`."""
+    asks_for_values: bool = False
+    """Whether sizes that only data tell here might be known where the sizes of arguments are fixed: see `by_values`."""
 
     @property
     def takes_caches(self) -> bool:
@@ -110,15 +113,22 @@ class Source:
         return tuple(name for name, one in self.signature.parameters.items() if one.kind in kinds)
 
 
-def from_module(example: Example, name: str, *, may_fix: bool = False) -> Source:
-    """Trace a module. Raises ImportFailure with all that cannot be imported. may_fix: see `Sizes.guard`."""
+def from_module(
+    example: Example, name: str, *, may_fix: bool = False, values: KnownValues | None = None
+) -> Source:
+    """Trace a module. Raises ImportFailure with all that cannot be imported.
+
+    may_fix: see `Sizes.guard`. values: what the trace may know of the example; a program is of those arguments, then.
+    """
     module = example.module
     signature = _signature(module)
     _arguments(
         example, signature, defaultdict(lambda: Tensor(0))
     )  # before any is traced with, which may change it
-    example_inputs, shapes = _exposed(example)
+    of_values = {} if values is None else {path: _values_of(one) for path, one in values.arguments.items()}
+    example_inputs, shapes = _exposed(example, of_values)
     with (
+        known(values),
         traced_forward(module, example_inputs, example.args, example.kwargs) as call,
         warnings.catch_warnings(),
     ):
@@ -136,9 +146,8 @@ def from_module(example: Example, name: str, *, may_fix: bool = False) -> Source
         )
     graph = program.graph
     names, constants = _aliases(module, graph), _constants(module, graph)
-    arguments = _arguments(
-        example, signature, {path: Tensor(index) for index, path in enumerate(graph.inputs)}
-    )
+    places = {path: Tensor(index) for index, path in enumerate(graph.inputs)}
+    arguments = _arguments(example, signature, {**places, **of_values})
     result, changed, views = call.of(program)
     if not graph.outputs:
         raise ImportFailure("it computes nothing: its result is what it is given")
@@ -324,13 +333,22 @@ def _dynamic(example: Example, layer: nn.Module, path: str, name: str, known: ob
     return found
 
 
-def _exposed(example: Example) -> tuple[dict[str, Any], dict[str, Any] | None]:
+def _values_of(tensor: torch.Tensor) -> Values:
+    """A tensor of whole numbers as tables state it."""
+    numbers = tuple(map(int, tensor.flatten().tolist()))
+    return Values(str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), numbers)
+
+
+def _exposed(
+    example: Example, known_arguments: Mapping[str, Values]
+) -> tuple[dict[str, Any], dict[str, Any] | None]:
     """The arguments that hold tensors, by name, and their dynamic dims: all that torch.export is to see."""
     named = arguments_of(example.module, example.args, example.kwargs)
     given = {
         name: value
         for name, value in named
-        if any(isinstance(leaf, torch.Tensor) for leaf in pytree.tree_leaves(value))
+        if name not in known_arguments
+        and any(isinstance(leaf, torch.Tensor) for leaf in pytree.tree_leaves(value))
     }
     shapes = example.dynamic_shapes
     if not shapes:
@@ -383,7 +401,7 @@ def _is_literal(value: object) -> bool:
 
 
 def _arguments(
-    example: Example, signature: inspect.Signature, places: Mapping[str, Tensor]
+    example: Example, signature: inspect.Signature, places: Mapping[str, Tensor | Values]
 ) -> dict[str, Any]:
     """Raises ImportFailure for arguments that tables cannot state."""
     bound = signature.bind(*example.args, **example.kwargs)
@@ -392,7 +410,7 @@ def _arguments(
     for name, value in bound.arguments.items():
         kind = signature.parameters[name].kind
         if is_cache(value):
-            arguments[name] = _cache(value, name, places)
+            arguments[name] = _cache(value, name, cast("Mapping[str, Tensor]", places))
         elif kind is inspect.Parameter.VAR_POSITIONAL:
             arguments[name] = tuple(
                 _tree(element, f"{name}_{index}", places) for index, element in enumerate(value)
@@ -404,7 +422,7 @@ def _arguments(
     return arguments
 
 
-def _tree(value: Any, path: str, places: Mapping[str, Tensor]) -> Any:
+def _tree(value: Any, path: str, places: Mapping[str, Tensor | Values]) -> Any:
     if isinstance(value, torch.Tensor):
         return places[path]
     if type(value) in (tuple, list):

@@ -16,14 +16,15 @@ from kernels_hub.compiler.export.source import Source
 from kernels_hub.compiler.ir.binding import bounds, runtime_dim, told_symbols
 from kernels_hub.compiler.ir.dims import Dim, dim_symbols, symbol
 from kernels_hub.compiler.ir.extrema import substitute
-from kernels_hub.compiler.runtime.parts import Module, Tensor, View
+from kernels_hub.compiler.runtime.parts import Module, Tensor, Values, View
 from kernels_hub.compiler.runtime.sizes import Bound, SymbolicDim
 from kernels_hub.compiler.schedule.kernel import Buffer, Load, Role, Schedule, statements
 from kernels_hub.compiler.schedule.memory import spans as spans_of
 from kernels_hub.escaping import CommentText, Identifier, python_string
 
 _PARTS = (
-    "Argument", "Cache", "Input", "Kept", "Module", "Output", "Record", "Scratch", "Table", "Tensor", "View", "Weight",
+    "Argument", "Cache", "Input", "Kept", "Module", "Output", "Record", "Scratch", "Table", "Tensor", "Values",
+    "View", "Weight",
 )  # fmt: skip
 
 
@@ -303,6 +304,8 @@ def _literal(value: object) -> str:
     """A value as Python text."""
     if isinstance(value, Tensor):
         return f"Tensor({value.place})"
+    if isinstance(value, Values):
+        return f"Values({', '.join(map(_literal, (value.dtype, value.shape, value.values)))})"
     if isinstance(value, Bound):
         return f"Bound({', '.join(map(_literal, value))})"
     if isinstance(value, Module):

@@ -31,6 +31,7 @@ from torch.utils.hooks import RemovableHandle
 
 from kernels_hub.compiler.errors import ImportFailure
 from kernels_hub.compiler.importers.known_code import is_of_model
+from kernels_hub.compiler.importers.known_values import within_forward
 from kernels_hub.compiler.importers.padded_encoders import encoded
 from kernels_hub.compiler.importers.recurrent_calls import instead
 from kernels_hub.compiler.importers.tensor_facts import ANY
@@ -205,7 +206,7 @@ def _forward_noted(module: nn.Module, watcher: Watcher, modes: _Modes) -> Iterat
     def forward(*args: object, **kwargs: object) -> Any:
         before = [(one, items_of(one)) for one in _containers((args, [*kwargs.values()]))]
         try:
-            with watcher.kept_attributes(), _Listener(modes, watcher):
+            with watcher.kept_attributes(), _Listener(modes, watcher), within_forward():
                 found = original(*args, **kwargs)
         finally:
             modes.close()

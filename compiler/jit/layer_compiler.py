@@ -11,22 +11,30 @@ Found through the entry point "kernels_hub.layer_compilers" of the name "cpu".
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import logging
 import shutil
 import time
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from kernels_hub.compiler.errors import BuildError, CompilerError, ImportFailure, OriginalRaisesError
+from kernels_hub.compiler.errors import (
+    BuildError,
+    CompilerError,
+    EngineError,
+    ImportFailure,
+    OriginalRaisesError,
+)
 from kernels_hub.compiler.export.caches import LENGTH_AXIS, caches_as_trees, dims_of
 from kernels_hub.compiler.jit import store as layer_store
 from kernels_hub.compiler.jit.key import call_keys
 from kernels_hub.compiler.jit.signature import LEAST, call_signature, is_image, takes_images
 from kernels_hub.compiler.plan.compiler_stamp import compiler_digest, digest
 from kernels_hub.compiler.runtime.caches import is_cache
+from kernels_hub.compiler.runtime.parts import Values
 from kernels_hub.cxx_compiler import find_compiler
 from kernels_hub.kernelization.compiled_layer import Arguments, Keywords, Refusal
 
@@ -46,7 +54,10 @@ class CpuCompiler:
         """See `kernels_hub.kernelization.compiled_layer.LayerCompiler`."""
         with caches_as_trees():
             keys = call_keys(module, args, kwargs, layer.dims())
-            return "-".join(digest(layer.layer_name, layer.ranges, _engine(), key) for key in keys)
+            of_call, of_kind = (digest(layer.layer_name, layer.ranges, _engine(), key) for key in keys)
+            if names := layer_store.valued(of_call):
+                of_call = digest(of_call, _held(names, module, args, kwargs))
+            return f"{of_call}-{of_kind}"
 
     def signature(
         self, layer: CompiledLayer, module: nn.Module, args: Arguments, kwargs: Keywords
@@ -87,9 +98,17 @@ class CpuCompiler:
         with caches_as_trees():
             source = _recorded(_traced(request))
             name = _graph_key(request.layer, source)
-            folder = layer_store.of_graph(name) or layer_store.made(
-                name, lambda out: _emit(request.layer, source, out)
-            )
+            try:
+                folder = layer_store.of_graph(name) or layer_store.made(
+                    name, lambda out: _emit(request.layer, source, out)
+                )
+            except CompilerError as error:
+                if source.asks_for_values and isinstance(error, (EngineError, ImportFailure)):
+                    error.of_sizes = True
+                raise
+        if (names := _valued(source)) and not layer_store.valued(key):
+            layer_store.note_valued(key, folder, names)
+            key = self.key(request.layer, request.module, request.args, request.kwargs)
         layer_store.note_call(key, folder)
         return folder
 
@@ -99,7 +118,8 @@ COMPILER = CpuCompiler()
 
 def _traced(request: CompileRequest) -> Source:
     """The graph of the call, and how calls map to it."""
-    from kernels_hub.compiler.export.source import evaluating, from_module
+    from kernels_hub.compiler.export.by_values import imported
+    from kernels_hub.compiler.export.source import evaluating
     from kernels_hub.compiler.importers.padded_encoders import encoders_without_gradients
     from kernels_hub.compiler.importers.recurrent_calls import recurrent_layers_whole
     from kernels_hub.compiler.importers.torch_precheck import refuse_early
@@ -107,7 +127,25 @@ def _traced(request: CompileRequest) -> Source:
     refuse_early(request.module, request.args, request.kwargs, request.layer.layer_name)
     example = _example(request)
     with evaluating(example.module), recurrent_layers_whole(), encoders_without_gradients():
-        return from_module(example, request.layer.layer_name, may_fix=request.layer.dims() is True)
+        return imported(example, request.layer.layer_name, may_fix=request.layer.dims() is True)
+
+
+def _valued(source: Source) -> list[str]:
+    """Names of the arguments whose values a program is of."""
+    named = {**source.arguments}
+    for name in source.arguments_of(inspect.Parameter.VAR_KEYWORD):
+        named |= named.pop(name, {})
+    return [name for name, one in named.items() if isinstance(one, Values)]
+
+
+def _held(names: Sequence[str], module: nn.Module, args: Arguments, kwargs: Keywords) -> list[object]:
+    """What arguments hold that are small tensors of whole numbers."""
+    from kernels_hub.compiler.importers.known_values import is_small
+    from kernels_hub.compiler.importers.torch_trace import arguments_of
+
+    given = dict(arguments_of(module, args, kwargs))
+    found = [given.get(name) for name in names]
+    return [one.tolist() if isinstance(one, torch.Tensor) and is_small(one) else None for one in found]
 
 
 def _has_cache(request: CompileRequest) -> bool:

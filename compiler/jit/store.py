@@ -3,6 +3,7 @@
     <cache>/layers/<digest of the graph>/     README.md, build/<variant>/ with a digest of every file
     <cache>/layers/calls/<digest of a call>   the name of such a folder
     <cache>/layers/refused/<digest of a kind of call> why there is none, as JSON
+    <cache>/layers/valued/<digest of a call>  names of arguments whose values count as well, as JSON
 
 A key is both digests: of a call, with the sizes that it had; and of its kind, whatever those are.
 
@@ -20,7 +21,7 @@ import re
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
 from kernels_hub.compiler.runtime import toolchain
@@ -95,6 +96,21 @@ def refusal_of(key: str) -> tuple[str, str, float | None, bool] | None:
 def note_refusal(key: str, refusal: Mapping[str, object]) -> None:
     """Remember why a call cannot be compiled: reason and details, as text, seconds, and whether it is of sizes."""
     _note(store_folder() / "refused" / _kind(key), json.dumps(dict(refusal)))
+
+
+def valued(key: str) -> tuple[str, ...]:
+    """The arguments whose values a call's program is of, as `note_valued` kept them."""
+    for root in (store_folder(), *_OWN.made()):
+        with contextlib.suppress(OSError, ValueError):
+            found = json.loads((root / "valued" / _call(key)).read_text(encoding="utf-8"))
+            if isinstance(found, list) and all(isinstance(name, str) for name in found):
+                return tuple(found)
+    return ()
+
+
+def note_valued(key: str, folder: Path, names: Iterable[str]) -> None:
+    """Remember the arguments whose values a call's program is of. folder: where one of them is kept."""
+    _note(folder.parent / "valued" / _call(key), json.dumps(sorted(names)))
 
 
 def _call(key: str) -> str:

@@ -13,9 +13,9 @@ import torch
 from torch.nn import Parameter
 
 from .caches import held_by, is_cache, is_of_two, kinds_of, leave, new_cache, parts_of
-from .errors import Misfit
+from .errors import Misfit, ValueMisfit
 from .facts import same_fact
-from .parts import Argument, Cache, Held, Input, Record, Table, Tensor
+from .parts import Argument, Cache, Held, Input, Record, Table, Tensor, Values
 
 _PLAIN = frozenset({torch.Tensor, Parameter})
 _DTYPE, _LAYOUT = attrgetter("dtype"), attrgetter("layout")
@@ -141,6 +141,9 @@ def _match(path: str, expected: Any, given: Any, found: list[Any]) -> None:
     if type(expected) is Cache:
         _match_cache(path, expected, given, found)
         return
+    if type(expected) is Values:
+        _match_values(path, expected, given)
+        return
     if type(expected) is Record:
         if type(given) is not _class(expected.kind):
             raise Misfit(
@@ -160,6 +163,18 @@ def _match(path: str, expected: Any, given: Any, found: list[Any]) -> None:
         raise Misfit(
             f"argument {path}", f"{path} is {_shown(given)}, it was compiled with {_shown(expected)}"
         )
+
+
+def _match_values(path: str, expected: Values, given: object) -> None:
+    if (
+        not isinstance(given, torch.Tensor)
+        or type(given) not in _PLAIN
+        or given.dtype is not dtype_of(expected.dtype)
+        or given.device.type != "cpu"
+    ):
+        raise Misfit(f"argument {path}", f"{path} is {_shown(given)}, it was compiled with {expected.dtype}")
+    if tuple(given.shape) != expected.shape or tuple(given.flatten().tolist()) != expected.values:
+        raise ValueMisfit(f"values {path}", f"{path} has other values than those that it was compiled for")
 
 
 def _match_cache(path: str, expected: Cache, given: Any, found: list[Any]) -> None:

@@ -19,6 +19,10 @@ class SizeMisfit(Misfit):
     """A size that is out of the bounds of its symbol."""
 
 
+class ValueMisfit(Misfit):
+    """An argument whose values are not those that the program is of."""
+
+
 class BuildError(RuntimeError):
     """C++ that could not be built here."""
 

@@ -21,7 +21,7 @@ from torch import nn
 from .arguments import Inputs, Place, dtype_of, returned, values_by_name
 from .arrays import read_tensors
 from .binding import Binding, ShapeCache
-from .errors import Misfit, NoOriginalError, ShapeMisfit, SizeMisfit
+from .errors import Misfit, NoOriginalError, ShapeMisfit, SizeMisfit, ValueMisfit
 from .intervals import arena_layouts
 from .parts import Input, Shape, Table
 from .sizes import Declared, ShapeBinder
@@ -68,7 +68,7 @@ class Watcher(Protocol):
     """Who is told of calls that a layer does not take."""
 
     def shapes_misfit(self, module: nn.Module) -> None:
-        """A call of a module had shapes that the program does not take."""
+        """A call of a module had shapes, or values of arguments, that the program does not take."""
 
 
 class WithGradient(Protocol):
@@ -171,7 +171,7 @@ class Layer(ABC, Generic[S]):
     def instead(self, module: nn.Module, values: tuple[Any, ...], reason: Misfit) -> Any:
         """The original's result. Raises NoOriginalError where the module has none."""
         self.say(reason)
-        if isinstance(reason, (ShapeMisfit, SizeMisfit)):
+        if isinstance(reason, (ShapeMisfit, SizeMisfit, ValueMisfit)):
             for watcher in self.watchers:
                 watcher.shapes_misfit(module)
         if (original := self._without_original(module)) is not None:

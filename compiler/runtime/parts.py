@@ -19,6 +19,15 @@ class Tensor:
     place: int
 
 
+@dataclass(frozen=True)
+class Values:
+    """In a tree of arguments: a tensor of whole numbers that has to have these very values."""
+
+    dtype: str
+    shape: Shape
+    values: tuple[int, ...]
+
+
 Held = tuple[Tensor | None, ...]
 """What a layer of a cache holds: see `caches.Held`."""
 

@@ -1,17 +1,22 @@
 """Sizes that a trace has fixed, or bounded, though calls may have others: of a loop over time, the length that the
 example had; of windows, the lengths that make one of them, or those that make several.
+
+And arguments whose very values a program is of, as the grid of patches that a vision tower is given.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Protocol
 
 from kernels_hub.kernelization.bind import Forward
 from kernels_hub.kernelization.compiled_layer import Arguments, Keywords
-from kernels_hub.kernelization.jit_compilations import program_of
+from kernels_hub.kernelization.jit_compilations import Sized, program_of
+
+if TYPE_CHECKING:
+    from torch import nn
 
 _LEAST = 2
 """Sizes of 0 and 1 are special to a trace, and part of every call's signature."""
@@ -60,6 +65,49 @@ class FixedSizes:
             shape[axis] if low == high else _side(shape[axis], low, high)
             for (shape, axis), (low, high) in zip(shapes, self.bounds, strict=True)
         )
+
+
+@dataclass(frozen=True)
+class ValuedArguments:
+    """Arguments whose values a program is of. places: (position, name) of each; values: what they hold there, after
+    their shapes.
+    """
+
+    places: tuple[tuple[int, str], ...]
+    values: tuple[tuple[int, ...], ...]
+
+    def signed(
+        self, module: nn.Module, signature: Hashable, args: Arguments = (), kwargs: Keywords | None = None
+    ) -> Sized:
+        """The signature of a call with what these arguments hold: in the call, or, without one, in the program."""
+        values = self.values if kwargs is None else self._of(args, kwargs)
+        if isinstance(signature, Sized):
+            return replace(signature, values=values)
+        return Sized(module.training, signature, (), values)
+
+    def _of(self, args: Arguments, kwargs: Keywords) -> tuple[tuple[int, ...], ...]:
+        import torch
+
+        given = (_given(position, name, args, kwargs) for position, name in self.places)
+        return tuple(
+            (*_shape(one), *one.flatten().tolist()) if isinstance(one, torch.Tensor) else () for one in given
+        )
+
+
+def valued_arguments(compiled: Forward, forward: Callable[..., object]) -> ValuedArguments | None:
+    """The arguments whose values a compiled layer is of; None where there are none.
+
+    compiled, forward: of the layer, and of the module's class.
+    """
+    program = program_of(compiled)
+    names = [*inspect.signature(forward).parameters][1:]
+    found: dict[tuple[int, str], tuple[int, ...]] = {}
+    for name, one in () if program is None else program.table.arguments.items():
+        for key, value in one.items() if name == program.table.named else ((name, one),):
+            if type(value).__name__ == "Values":  # of the runtime that the layer's repository has
+                position = names.index(key) if key in names else len(names)
+                found[position, key] = (*value.shape, *value.values)
+    return ValuedArguments(tuple(found), tuple(found.values())) if found else None
 
 
 def fixed_sizes(

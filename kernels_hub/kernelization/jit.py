@@ -28,9 +28,16 @@ from kernels_hub.kernelization.background import BACKGROUND, Job, wait_for
 from kernels_hub.kernelization.bind import Forward, KernelForward, object_name, weights_protocol
 from kernels_hub.kernelization.compiled_layer import Arguments, CompiledLayer, Keywords, Refusal, one_line
 from kernels_hub.kernelization.decoration import kept_around
-from kernels_hub.kernelization.fixed_sizes import FixedSizes, fixed_sizes
+from kernels_hub.kernelization.fixed_sizes import FixedSizes, ValuedArguments, fixed_sizes, valued_arguments
 from kernels_hub.kernelization.generation import is_within_generation, others_generate
-from kernels_hub.kernelization.jit_compilations import Compilations, Compiled, Request, Sized, copies
+from kernels_hub.kernelization.jit_compilations import (
+    Compilations,
+    Compiled,
+    Request,
+    Sized,
+    copies,
+    is_plain_call,
+)
 from kernels_hub.kernelization.jit_settings import JitMode, is_timed, jit_mode, signatures_per_module
 from kernels_hub.kernelization.native_builds import wait_for_native_builds
 from kernels_hub.kernelization.outcome import RECORD_ATTRIBUTE, SwapDecision, record_of
@@ -72,6 +79,8 @@ class _ModuleCalls:
     """By signature: what is to be timed again."""
     of_sizes: dict[Hashable, FixedSizes | None] = field(default_factory=dict)
     """Signatures whose calls need a program for each of their sizes, or for each of those that a trace has fixed."""
+    of_values: dict[Hashable, ValuedArguments] = field(default_factory=dict)
+    """Signatures whose calls need a program for what some of their arguments hold."""
     misfits: bool = False
     """Whether the call that just ended had shapes that its compiled layer does not take."""
     strict: bool = False
@@ -144,6 +153,8 @@ class JitForward:
         signature = self._signature(module, args, kwargs)
         if state.of_sizes and signature in state.of_sizes:
             signature = self._sized(module, state.of_sizes[signature], signature, args, kwargs)
+        if state.of_values and signature in state.of_values:
+            signature = state.of_values[signature].signed(module, signature, args, kwargs)
         compiled = state.chosen.get(signature)
         if signature is None or (compiled is not None and not (state.requests or state.doubts)):
             chosen = None if compiled is None else compiled.forward
@@ -226,16 +237,25 @@ class JitForward:
     def _tell_sizes_apart(
         self, module: nn.Module, state: _ModuleCalls, signature: Hashable, args: Arguments, kwargs: Keywords
     ) -> None:
-        """After a call that its layer did not take: have others of its sizes compiled where a trace fixed them."""
+        """After a call that its layer did not take: have others of its sizes compiled where a trace fixed them, or of
+        other values, where it is of some.
+        """
         state.misfits = False
         compiled = state.chosen.get(signature)
-        if compiled is None or compiled.forward is None or isinstance(signature, Sized):
+        if compiled is None or compiled.forward is None:
             return
-        fixed = fixed_sizes(compiled.forward, self.cls.forward, args, kwargs)
-        if fixed is None or self.layer.dynamic is not True:
+        valued = valued_arguments(compiled.forward, self.cls.forward)
+        if valued is not None and not (isinstance(signature, Sized) and signature.values):
+            state.of_values[signature] = valued
+            state.chosen[valued.signed(module, signature)] = compiled
+        elif isinstance(signature, Sized) or self.layer.dynamic is not True:
             return
-        state.chosen[Sized(module.training, signature, fixed.sizes)] = compiled
-        state.of_sizes[signature] = fixed
+        else:
+            fixed = fixed_sizes(compiled.forward, self.cls.forward, args, kwargs)
+            if fixed is None:
+                return
+            state.chosen[Sized(module.training, signature, fixed.sizes)] = compiled
+            state.of_sizes[signature] = fixed
         state.chosen.pop(signature, None)
         state.doubts.pop(signature, None)
 
@@ -317,7 +337,7 @@ class JitForward:
     ) -> Request | None:
         import torch
 
-        if not _is_plain_call(args, kwargs):
+        if not is_plain_call(args, kwargs):
             return None
         if jit_mode() is JitMode.OFF:
             self._leave(module, state, "KERNELS_HUB_JIT is off")
@@ -576,23 +596,3 @@ def _no_forward() -> Any:
     from torch import nn
 
     return nn.Module.forward
-
-
-def _is_plain_call(args: Arguments, kwargs: Keywords) -> bool:
-    """Whether tensors are what they seem: nothing is traced, transformed, or made of other tensors."""
-    import torch
-    from torch.utils import _pytree as pytree
-
-    if torch._C._get_tracing_state() is not None:
-        return False
-    if torch._C._functorch.peek_interpreter_stack() is not None:
-        return False
-    if torch.utils._python_dispatch._get_current_dispatch_mode() is not None:
-        return False
-    if torch._C._len_torch_function_stack() and torch.get_default_device().type == "meta":
-        return False
-    return all(
-        type(leaf) in (torch.Tensor, torch.nn.Parameter) and not leaf.is_meta
-        for leaf in pytree.tree_leaves((args, kwargs))
-        if isinstance(leaf, torch.Tensor)
-    )

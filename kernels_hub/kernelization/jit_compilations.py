@@ -65,6 +65,8 @@ class Sized:
     of_call: Hashable
     fixed: tuple[int, ...] | None = None
     """The sizes that a trace fixes, where the others are free."""
+    values: tuple[tuple[int, ...], ...] = ()
+    """Of small arguments of whole numbers that a program is of: what they hold."""
 
 
 @dataclass(frozen=True)
@@ -388,3 +390,23 @@ def _refusal(forward: Forward, module: nn.Module) -> str | None:
     if layer is None or layer.known(module) is not None:
         return None
     return "; ".join(layer.fallbacks.values()) or "its program does not take this module"
+
+
+def is_plain_call(args: Arguments, kwargs: Keywords) -> bool:
+    """Whether tensors are what they seem: nothing is traced, transformed, or made of other tensors."""
+    import torch
+    from torch.utils import _pytree as pytree
+
+    if torch._C._get_tracing_state() is not None:
+        return False
+    if torch._C._functorch.peek_interpreter_stack() is not None:
+        return False
+    if torch.utils._python_dispatch._get_current_dispatch_mode() is not None:
+        return False
+    if torch._C._len_torch_function_stack() and torch.get_default_device().type == "meta":
+        return False
+    return all(
+        type(leaf) in (torch.Tensor, torch.nn.Parameter) and not leaf.is_meta
+        for leaf in pytree.tree_leaves((args, kwargs))
+        if isinstance(leaf, torch.Tensor)
+    )
