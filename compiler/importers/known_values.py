@@ -158,6 +158,7 @@ class Recording(TorchFunctionMode):
         del types
         found = func(*args, **(kwargs or {}))
         self.asks = self.asks or func in _READS or func in _OF_DATA or (func == _GET and _has_mask(args[1]))
+        self.asks = self.asks or _takes_numbers(func, args, kwargs or {})
         if _is_question(func, args):
             self.answers[self._places.next(sys._getframe(1))] = bool(found)
         return found
@@ -179,6 +180,20 @@ class _Places:
 def _is_question(func: object, args: _Arguments) -> bool:
     """Whether a tensor is asked for a bool."""
     return func == _BOOL or (func == _ITEM and args[0].dtype is torch.bool)
+
+
+def _takes_numbers(func: object, args: _Arguments, kwargs: _Given) -> bool:
+    """Whether tensors stand for whole numbers among sizes, padding, or the ends of a slice."""
+    if func == _GET:
+        several = args[1] if isinstance(args[1], tuple) else (args[1],)
+        slices = [one for one in several if isinstance(one, slice)]
+        given: object = [(one.start, one.stop, one.step) for one in slices]
+    elif getattr(func, "__name__", "") in _TAKE_SIZES:
+        given = args[1:], kwargs
+    else:
+        given = (args, kwargs) if func in _FACTORIES else ()
+    leaves = pytree.tree_leaves(given)
+    return any(isinstance(one, torch.Tensor) and one.dim() == 0 and one.dtype in _WHOLE for one in leaves)
 
 
 def _has_mask(index: object) -> bool:

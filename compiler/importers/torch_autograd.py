@@ -30,8 +30,8 @@ from torch.utils import checkpoint
 from torch.utils.hooks import RemovableHandle
 
 from kernels_hub.compiler.errors import ImportFailure
+from kernels_hub.compiler.importers import known_values
 from kernels_hub.compiler.importers.known_code import is_of_model
-from kernels_hub.compiler.importers.known_values import within_forward
 from kernels_hub.compiler.importers.padded_encoders import encoded
 from kernels_hub.compiler.importers.recurrent_calls import instead
 from kernels_hub.compiler.importers.tensor_facts import ANY
@@ -140,9 +140,9 @@ class _Listener(TorchFunctionMode):
         del types
         kwargs = kwargs or {}
         if func in ANY:
-            self._note(func, sys._getframe(1))
+            self._note(func, _asking())
         if func is torch._C._set_grad_enabled:
-            self._modes.switched(bool(args[0]), sys._getframe(1))
+            self._modes.switched(bool(args[0]), _asking())
             return None
         if func in _DETACH or func == _DATA:
             if not self._modes.enabled or self._modes._reason is not None:
@@ -154,7 +154,7 @@ class _Listener(TorchFunctionMode):
         if func is torch.Tensor.retain_grad:
             return None
         if func == _REQUIRES:
-            if self._modes.enabled and is_of_model(sys._getframe(1)):
+            if self._modes.enabled and is_of_model(_asking()):
                 _note_operand(
                     args[0], "the module asks whether it requires a gradient, and may do otherwise then"
                 )
@@ -168,6 +168,14 @@ class _Listener(TorchFunctionMode):
         if func is torch.Tensor.requires_grad_:
             return args[0]
         return RemovableHandle(OrderedDict()) if "hook" in reason else None
+
+
+def _asking() -> FrameType:
+    """The frame that called the function which a mode's caller handles, beyond that of `known_values`."""
+    frame = sys._getframe(2)
+    while frame.f_globals.get("__name__") == known_values.__name__ and frame.f_back is not None:
+        frame = frame.f_back
+    return frame
 
 
 def _contiguous(
@@ -206,7 +214,7 @@ def _forward_noted(module: nn.Module, watcher: Watcher, modes: _Modes) -> Iterat
     def forward(*args: object, **kwargs: object) -> Any:
         before = [(one, items_of(one)) for one in _containers((args, [*kwargs.values()]))]
         try:
-            with watcher.kept_attributes(), _Listener(modes, watcher), within_forward():
+            with watcher.kept_attributes(), _Listener(modes, watcher), known_values.within_forward():
                 found = original(*args, **kwargs)
         finally:
             modes.close()

@@ -96,6 +96,7 @@ def import_torch_program(
     written = writes(program)
     options: dict[str, Any] = {
         "shared": shared, "tells_assertions": assertions, "may_fix": may_fix, "complex_in_pairs": complex_in_pairs,
+        "layout_is_compared": assertions and asks.layout,
     }  # fmt: skip
     if written is not None:
         with suppress(ImportFailure):  # what is refused is told of the decomposed program

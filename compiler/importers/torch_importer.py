@@ -101,6 +101,8 @@ class Importer:
     holds: Value | None = None
     """Whether all that the program asserts of data holds, where it asserts anything."""
     tells_assertions: bool = False
+    layout_is_compared: bool = False
+    """Whether calls with arguments that are not contiguous are not run on the program."""
     """Whether the caller looks at the output `ASSERTIONS`."""
     may_fix: bool = False
     """See `Sizes.guard`."""
@@ -289,11 +291,18 @@ class Importer:
             self.problems.append(self._told(node, name, "an assertion on data, which nothing here looks at"))
             return
         try:
-            value = condition(node, lambda one: self.env[one])
+            value = condition(node, self._known)
         except KeyError as error:
             self.problems.append(self._told(node, name, f"an assertion on data by {error}"))
             return
+        except UnsupportedArgumentsError:  # why it is missing is told of its own op
+            return
         self._hold(value)
+
+    def _known(self, node: torch.fx.Node) -> Any:
+        if self.env[node] is _MISSING:
+            raise UnsupportedArgumentsError("what it asserts of cannot be imported")
+        return self.env[node]
 
     def _hold(self, value: Value) -> None:
         self.holds = value if self.holds is None else self.holds & value
@@ -326,7 +335,7 @@ class Importer:
         args = [self._number(operand, name) for operand in args]
         examples = tuple(example) if (several := isinstance(example, (tuple, list))) else (example,)
         sizes = tuple(self.sizes.dim(example) for example in examples if is_size(example))
-        layout = layout_of(node, checked=self.guards_are_checked)
+        layout = layout_of(node, checked=self.guards_are_checked or self.layout_is_compared)
         call = AtenCall(self.graph, name, tuple(map(self._type, examples)), sizes, layout)
         with self.graph.origin(place_of(node)):
             result = handler(call, *args, **kwargs)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from packaging.version import Version
 from torch import Tensor, nn
 
 from kernels_hub import Mode, kernelize, report
@@ -130,3 +131,48 @@ def test_what_is_written_is_not_known():
         x = torch.randn(2, 3)
         torch.testing.assert_close(model(x, counts), original(x, others))
         assert torch.equal(counts, others)
+
+
+class Windowed(nn.Module):
+    """Overlapping windows by strides, where a mask hides nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        found = self.linear(x)
+        if mask.any():
+            found = found.masked_fill(mask, 0.0)
+        rows, step = found.stride()
+        return found.as_strided((3, 4, 4), (2 * rows, rows, step)).sum(1)
+
+
+def test_strides_that_are_asked_for_are_those_of_contiguous_arguments():
+    model = Windowed().eval()
+    original = copy.deepcopy(model)
+    kernelize(model, mode=Mode.INFERENCE)
+    mask = torch.zeros(8, 1, dtype=torch.bool)
+    for x in (torch.randn(8, 4), torch.randn(8, 4), torch.randn(4, 8).T):
+        _run(model, original, x, mask)
+    (program,) = _programs(model)
+    assert list(program.fallbacks) == ["layout"]
+
+
+class Checked(nn.Module):
+    """Asserts something that cannot be computed."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        torch._check_tensor_all(torch.linalg.eigvalsh(x) > 0)
+        return x * 2
+
+
+@pytest.mark.skipif(
+    Version(torch.__version__) < Version("2.12"), reason="PyTorch 2.11 does not trace numbers read from bools"
+)
+def test_an_assertion_of_what_cannot_be_imported_is_a_reason():
+    model = Checked()
+    kernelize(model, mode=Mode.INFERENCE)
+    assert torch.equal(model(torch.eye(3)), 2 * torch.eye(3))
+    (reason,) = [row.reason for row in report(model).rows if row.path == ""]
+    assert "AttributeError" not in reason and "no attribute" not in reason and "cannot be imported" in reason
