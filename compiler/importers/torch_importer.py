@@ -299,10 +299,11 @@ class Importer:
             return
         self._hold(value)
 
-    def _known(self, node: torch.fx.Node) -> Any:
+    def _known(self, node: torch.fx.Node) -> Value:
         if self.env[node] is _MISSING:
             raise UnsupportedArgumentsError("what it asserts of cannot be imported")
-        return self.env[node]
+        value: Value = self.env[node]
+        return value
 
     def _hold(self, value: Value) -> None:
         self.holds = value if self.holds is None else self.holds & value
