@@ -2,7 +2,7 @@
 
     for t, h, w in grid_thw.tolist(): …         small tensors of whole numbers, arguments and buffers, are what they are
     torch.repeat_interleave(x, counts)          in the example, and so is what is computed of them, and of numbers alone
-    if is_global.any(): …                       a question that other data decide is answered as it was in the example
+    if is_global.any(): …                       a question about masks that are not small is answered as in the example
 
 A trace has no values: torch.export gives up where a size or a branch depends on some. A program that is traced with
 known values is of these alone. Its caller compares the arguments in `KnownValues.asked` at each call; buffers and
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from types import FrameType
@@ -25,6 +25,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils.weak import WeakIdKeyDictionary
 
 from kernels_hub.compiler.errors import ImportFailure
 
@@ -144,13 +145,19 @@ def within_forward() -> Iterator[None]:
 
 
 class Recording(TorchFunctionMode):
-    """Notes what a forward that runs asks of tensors. asks: whether anything; answers: to questions for a bool."""
+    """Notes what a forward that runs asks of tensors. asks: whether anything; answers: to questions for a bool.
+
+    Questions about floats that the call is given, or that come of them or of parameters, have no answer that would hold
+    for the next call: none is noted. What comes of masks, counts and numbers of the code has one, floats included.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.asks = False
         self.answers: dict[Place, bool] = {}
         self._places = _Places()
+        self._of_masks: MutableMapping[torch.Tensor, bool] = WeakIdKeyDictionary()
+        """Tensors that the forward made -> whether no float that it was given had a part in them."""
 
     def __torch_function__(
         self, func: _Function, types: object, args: _Arguments = (), kwargs: _Given | None = None
@@ -159,9 +166,21 @@ class Recording(TorchFunctionMode):
         found = func(*args, **(kwargs or {}))
         self.asks = self.asks or func in _READS or func in _OF_DATA or (func == _GET and _has_mask(args[1]))
         self.asks = self.asks or _takes_numbers(func, args, kwargs or {})
+        given = [one for one in pytree.tree_leaves((args, kwargs)) if isinstance(one, torch.Tensor)]
+        of_masks = all(map(self._is_of_masks, given))
         if _is_question(func, args):
-            self.answers[self._places.next(sys._getframe(1))] = bool(found)
+            place = self._places.next(sys._getframe(1))
+            if of_masks:
+                self.answers[place] = bool(found)
+        made = [one for one in pytree.tree_leaves(found) if isinstance(one, torch.Tensor)]
+        if given and _writes(func, kwargs or {}):
+            made.append(given[0])
+        self._of_masks.update((one, of_masks) for one in made)
         return found
+
+    def _is_of_masks(self, tensor: torch.Tensor) -> bool:
+        known = self._of_masks.get(tensor)
+        return not (tensor.is_floating_point() or tensor.is_complex()) if known is None else known
 
 
 class _Places:
