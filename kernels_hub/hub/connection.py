@@ -25,7 +25,7 @@ from kernels_hub.errors import (
     VersionError,
 )
 from kernels_hub.hub.endpoints import DISTRUST_SECONDS, REST_SECONDS, RESTING, Endpoint, endpoints_of
-from kernels_hub.hub.http_errors import hub_errors, status_of, wait_asked_for
+from kernels_hub.hub.http_errors import hub_errors, status_of, unless_closed, wait_asked_for
 from kernels_hub.hub.lists import files_of
 from kernels_hub.hub.tree import BUILD, File, Tree
 from kernels_hub.repository.versions import Refs, is_commit
@@ -282,13 +282,15 @@ class Connection:
 
         def fetch_at(one: Connection, file: File, what: str) -> None:
             with hub_errors(one.address, what), _answers(one.address, what):
-                one.api.hf_hub_download(
-                    repo_id,
-                    file.path,
-                    repo_type=repo_type,
-                    revision=commit,
-                    cache_dir=cache_dir,
-                    force_download=force,
+                unless_closed(
+                    lambda: one.api.hf_hub_download(
+                        repo_id,
+                        file.path,
+                        repo_type=repo_type,
+                        revision=commit,
+                        cache_dir=cache_dir,
+                        force_download=force,
+                    )
                 )
 
         def fetch(file: File) -> None:

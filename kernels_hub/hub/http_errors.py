@@ -13,9 +13,9 @@ Network trouble is never taken for a statement about what a Hub holds. Errors of
 from __future__ import annotations
 
 import errno
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 from kernels_hub.errors import (
     HubError,
@@ -26,7 +26,9 @@ from kernels_hub.errors import (
     VersionError,
 )
 
+_T = TypeVar("_T")
 _SHOWN = 400
+_TRIES = 5
 _OF_THE_NETWORK = frozenset(
     {errno.ECONNREFUSED, errno.ECONNRESET, errno.ECONNABORTED, errno.EPIPE, errno.ETIMEDOUT}
     | {errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ENETDOWN, errno.EHOSTDOWN}
@@ -48,6 +50,20 @@ def hub_errors(endpoint: str, what: str) -> Iterator[None]:
         if (translated := translate(error, endpoint, what)) is None:
             raise
         raise translated from error
+
+
+def unless_closed(question: Callable[[], _T]) -> _T:
+    """Ask, and again where the client was closed meanwhile.
+
+    Threads share one client of `huggingface_hub`, and one that cannot connect closes it under all others.
+    """
+    for _ in range(_TRIES - 1):
+        try:
+            return question()
+        except RuntimeError as error:
+            if not _is_closed(error):
+                raise
+    return question()
 
 
 def status_of(error: BaseException) -> int | None:
@@ -92,7 +108,7 @@ def translate(error: Exception, endpoint: str, what: str) -> KernelsHubError | N
         return HubPermissionError(f"{problem}: no token; log in with `hf auth login` or set HF_TOKEN")
     if isinstance(error, RuntimeError) and isinstance(error.__cause__, Exception):
         return translate(error.__cause__, endpoint, what)  # an upload to large file storage wraps its own
-    if _is_of_the_network(error):
+    if _is_of_the_network(error) or _is_closed(error):
         return HubError(
             f"{problem}: the Hub cannot be reached ({type(error).__name__}: {_first_line(error)}); "
             "check the connection and HF_ENDPOINT, and try again"
@@ -145,6 +161,11 @@ def _is_of_the_network(error: Exception) -> bool:
     if isinstance(error, (*transport, ConnectionError, TimeoutError)):
         return True
     return isinstance(error, OSError) and error.errno in _OF_THE_NETWORK
+
+
+def _is_closed(error: Exception) -> bool:
+    """Whether another thread closed the client before it was asked, as httpx says it."""
+    return isinstance(error, RuntimeError) and "client has been closed" in str(error)
 
 
 def _said(error: Any) -> str:

@@ -19,7 +19,7 @@ from kernels_hub.errors import (
     RepositoryNotFoundError,
     VersionError,
 )
-from kernels_hub.hub.http_errors import hub_errors, status_of
+from kernels_hub.hub.http_errors import hub_errors, status_of, unless_closed
 
 
 class _Answers(BaseHTTPRequestHandler):
@@ -111,6 +111,31 @@ def test_a_status_is_found_behind_an_upload(endpoint: str):
     with pytest.raises(HubError) as caught, hub_errors(endpoint, "upload"):
         upload()
     assert status_of(caught.value) == 503
+
+
+def test_a_client_that_another_thread_closed(endpoint: str):
+    """As where one of several downloads cannot connect: huggingface_hub closes the client that they share."""
+    from huggingface_hub.utils import close_session, get_session
+
+    asked: list[int] = []
+
+    def question() -> int:
+        shared = get_session()
+        if not asked:
+            close_session()
+        asked.append(1)
+        return shared.get(f"{endpoint}/200").status_code
+
+    assert unless_closed(question) == 200 and len(asked) == 2
+    asked.clear()
+    with pytest.raises(HubError, match="cannot be reached"), hub_errors(endpoint, "download"):
+        question()
+    with pytest.raises(RuntimeError, match="mistake"):
+        unless_closed(lambda: _raise(RuntimeError("a mistake")))
+
+
+def _raise(error: Exception) -> None:
+    raise error
 
 
 @pytest.mark.parametrize(
