@@ -173,12 +173,16 @@ class Session:
             f"{address}/v1/xorbs/default/{hash_to_hex(xorb.hash)}",
             content=xorb.body if body is None else body,
             headers=self._as(changes.get("access", self.access)),
+            timeout=60,  # of several at once, on a machine that is busy with other tests
         )
 
     def shard(self, body: bytes, **changes: str) -> httpx.Response:
         address = changes.get("address", self.address)
         return httpx.post(
-            f"{address}/v1/shards", content=body, headers=self._as(changes.get("access", self.access))
+            f"{address}/v1/shards",
+            content=body,
+            headers=self._as(changes.get("access", self.access)),
+            timeout=60,
         )
 
     def large_files(self) -> list[str]:
