@@ -46,9 +46,11 @@ class PostgresqlServer:
     """A server on a random port of 127.0.0.1 with its data below the memory's file system, where there is one.
 
     It flushes as it does elsewhere; only that no disk makes the tests wait.
+
+    memory: what it keeps of its tables; PostgreSQL's default is 128MB.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, memory: str = "32MB") -> None:
         found = binaries()
         assert found is not None
         self._binaries = found
@@ -68,6 +70,7 @@ class PostgresqlServer:
             "initdb", "-D", str(self.data), "-A", "trust", "-U", USER, "--no-sync", "-E", "UTF8", "--locale=C"
         )
         self.port = _free_port()
+        self._memory = memory
         self._process: subprocess.Popen[bytes] | None = None
         self.start()
 
@@ -78,7 +81,7 @@ class PostgresqlServer:
         if self._process is not None:
             return
         command = ["-D", str(self.data), "-p", str(self.port), "-k", str(self.folder)]
-        settings = {"listen_addresses": "127.0.0.1", "shared_buffers": "32MB", "max_connections": "200"}
+        settings = {"listen_addresses": "127.0.0.1", "shared_buffers": self._memory, "max_connections": "200"}
         command += [f"--{name}={value}" for name, value in settings.items()]
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(

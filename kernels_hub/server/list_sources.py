@@ -5,8 +5,9 @@ facet, the rarest one that is asked for. Where a word, several facets together o
 counted up to `_few`, those are read from the index of that, and sorted; how many have a word, the planner of PostgreSQL
 knows. Several facets are found by one index, which each repository is in with all of its facets (`facets.token_of`), so
 that they count as one filter. Words of one or two letters alone, which no index finds, are looked for among the first
-`MOST_LOOKED_AT` of the order, or of the facet. So a list takes as long with a million repositories, but for filters of
-which each leaves many and all together few, where no index finds those that have all.
+`MOST_LOOKED_AT` of the order, or the first `MOST_JOINED` where rows of two tables are read. So a list takes as long
+with a million repositories, but for filters of which each leaves many and all together few, where no index finds those
+that have all.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ LEAST_SORTED = 500
 """Repositories that are sorted rather than looked for in order, however many there are."""
 MOST_LOOKED_AT = 10_000
 """Repositories, the first of the order, that words of fewer letters than an index finds are looked for in."""
+MOST_JOINED = 4_000
+"""The same, where the order is another table's: each row takes two to five times as long."""
 _COSTS = {
     (True, "search"): (1, 1),
     (True, "ranks"): (4, 2),
@@ -52,6 +55,7 @@ class Condition:
     words: indexes of texts that find them, where the database plans by how many they find.
     facets: kinds and values, in lower case, which are asked for besides.
     found: whether a text in it is found by an index; False where all that there are are too short, None without any.
+    after: the place where a list goes on; "" for its beginning.
     """
 
     text: str
@@ -60,6 +64,7 @@ class Condition:
     words: tuple[Containing, ...] = ()
     facets: tuple[tuple[str, str], ...] = ()
     found: bool | None = None
+    after: str = ""
 
     def also(self, text: str, *values: object, few: Containing | None = None) -> Condition:
         """Those of these that meet another condition. few: an index that finds them."""
@@ -67,6 +72,13 @@ class Condition:
         return replace(
             self, text=f"{self.text} AND {text}", values=(*self.values, *values), few=(*self.few, *more)
         )
+
+    def going_on(self, order: Order) -> Condition:
+        """Those after the place. order: of the rows that are read. Refuses (400) a place of another order."""
+        if not self.after:
+            return self
+        place, bound = order.after(self.after)
+        return self.also(f"({place})", *bound)
 
     def with_facets(self, facets: Sequence[tuple[str, str]]) -> Condition:
         """These, as far as their rows say that they have some facets."""
@@ -95,19 +107,24 @@ class Sources:
         self._size = 0, -math.inf
         self._counts: dict[Query, tuple[int, int, float]] = {}
 
-    def of(self, condition: Condition, order: Order, wanted: int, *, whole: bool) -> Iterator[Source]:
+    def of(self, condition: Condition, order: Order, wanted: int) -> Iterator[Source]:
         """What a list is read from, until `wanted` rows are found.
 
         These are all rows in order, or those of a facet, or those that a filter leaves, to be sorted. Where it leaves
         many, enough of them are among the first of the order, as a rule: where they are not, all that it leaves are
-        sorted after all, which the last of these does. whole: no order is read in part.
+        sorted after all, which the last of these does. A list that goes on after a place is read from there in its
+        order, whole.
         """
         if condition.facets:
             yield from self._of_facets(condition, order, wanted)
             return
         for found in condition.words:
             condition = condition.also(found.condition[0], *found.condition[1])
-        every = Source(self._in_order(condition, order), condition, order)
+        if condition.found is False and not condition.few:
+            for first in self._looked_at(wanted, is_joined=order.ranked):
+                yield self._in_order(condition, order, first)
+            return
+        every = self._in_order(condition, order)
         if not condition.few:
             yield every
             return
@@ -117,7 +134,7 @@ class Sources:
             # How many rows have a word, the planner knows.
             planned = self._database.plans and condition.found
             first = 4 * wanted * self._all() // max(count, 1) + LEAST_SORTED
-            bound = None if whole or planned else self._bound(every, first)
+            bound = None if condition.after or planned else self._bound(every, first)
             yield bound or every
             if bound is None:
                 return
@@ -173,17 +190,19 @@ class Sources:
         size, number = min((size, number) for number, size in enumerate(sizes))
         others = [facet for facet in condition.facets if facet != condition.facets[number]]
         facet, among = condition.facets[number], condition.with_facets(others)
-        if not few:
-            yield self._in_order_of_facet(
-                among, facet, order, MOST_LOOKED_AT if condition.found is False else 0
-            )
+        if condition.found is False and not few:
+            for first in self._looked_at(wanted, is_joined=True):
+                yield self._in_order_of_facet(among, facet, order, first)
             return
         every = self._in_order_of_facet(among, facet, order)
+        if not few:
+            yield every
+            return
         most = self._few(wanted, every.order, size)
         count, fewest = self._fewest(few, most)
         if count > most and size > most:
             first = 4 * wanted * size // max(count, 1) + LEAST_SORTED
-            if first >= size:
+            if first >= size or condition.after:
                 yield every
                 return
             # A database that plans knows that the first rows are in order already, and reads no more than it must.
@@ -211,6 +230,15 @@ class Sources:
         keys = f"SELECT repository FROM search WHERE {text}", values  # noqa: S608
         return (*condition.few, Containing(keys, (text, values)) if condition.words else found)
 
+    def _looked_at(self, wanted: int, *, is_joined: bool) -> Iterator[int]:
+        """How many of the first rows are looked at for short words, one after the other until enough are found."""
+        most = MOST_JOINED if is_joined else MOST_LOOKED_AT
+        # SQLite reads all of these before it sorts them; PostgreSQL knows their order, and stops.
+        first = 4 * wanted + LEAST_SORTED
+        if first < most and not self._database.plans:
+            yield first
+        yield most
+
     def _fewest(self, few: Sequence[Containing], most: int) -> tuple[int, Containing]:
         """The index that finds the fewest rows, and how many, up to more than `most`."""
         count, number = min((self._count(item.keys, most), number) for number, item in enumerate(few))
@@ -236,6 +264,7 @@ class Sources:
         """Rows that an index finds, to be sorted."""
         join = self._database.forced_join
         ranks = f" {join} ranks ON ranks.repository = search.repository" if order.ranked else ""
+        condition = condition.going_on(order)
         if self._database.plans:
             text, values = few.condition
             # OFFSET 0 keeps the planner from reading all rows in order instead, as it does where it guesses wrong.
@@ -250,6 +279,7 @@ class Sources:
     ) -> Source:
         """All rows of a facet in their order, or the first `most` of them."""
         order, join = order.of_facet, self._database.forced_join
+        condition = condition.going_on(order)
         read, text = f"facets{self._database.in_order(order.index)}", f"{_HAS_FACET} AND {condition.text}"
         if most:
             first = f"WHERE {_HAS_FACET} ORDER BY {order.by} LIMIT {most}"
@@ -258,19 +288,19 @@ class Sources:
         among = replace(condition, text=text, values=(*facet, *condition.values))
         return Source(source, among, order, (_HAS_FACET, facet))
 
-    def _in_order(self, condition: Condition, order: Order) -> str:
-        """All rows in their order; for short words alone, the first of them."""
+    def _in_order(self, condition: Condition, order: Order, most: int = 0) -> Source:
+        """All rows in their order, or the first `most` of them."""
         join = self._database.forced_join
         table = "ranks" if order.ranked else "search"
         read = f"{table}{'' if order.ranked else self._database.in_order(order.index)}"
-        if condition.found is False and not condition.few:
-            # Of what an index covers, where it does: these are up to MOST_LOOKED_AT rows.
+        if most:
+            # Of what an index covers, where it does.
             columns = (
                 "*" if order.ranked else "repository, type, namespace, private, gated, created, name, words"
             )
-            read = f"(SELECT {columns} FROM {read} ORDER BY {order.by} LIMIT {MOST_LOOKED_AT}) AS {table}"  # noqa: S608
+            read = f"(SELECT {columns} FROM {read} ORDER BY {order.by} LIMIT {most}) AS {table}"  # noqa: S608
         ranked = f" {join} search ON search.repository = ranks.repository" if order.ranked else ""
-        return f"FROM {read}{ranked}"
+        return Source(f"FROM {read}{ranked}", condition.going_on(order), order)
 
 
 def _of_facet(facet: tuple[str, str]) -> Query:

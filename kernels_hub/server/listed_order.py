@@ -67,7 +67,10 @@ class Order:
 
     def place(self, row: Row) -> str:
         """The place after a row."""
-        values = [row[f"k{number}"] for number in range(len(self.keys))]
+        return self.place_of(*(row[f"k{number}"] for number in range(len(self.keys))))
+
+    def place_of(self, *values: object) -> str:
+        """The place after the row with these keys."""
         return base64.urlsafe_b64encode(json.dumps(values).encode()).decode().rstrip("=")
 
     def after(self, place: str) -> Query:

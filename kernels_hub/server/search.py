@@ -104,10 +104,12 @@ class Overview:
 
     total: how many; with `MOST_COUNTED`, there may be more.
     facets: kind -> its most frequent values; none of a kind that is asked for.
+    last: the place after the last of these, the newest first, where there may be more.
     """
 
     total: int
     facets: Mapping[str, Sequence[Counted]]
+    last: str = ""
 
 
 class Search:
@@ -126,36 +128,65 @@ class Search:
 
     # -- finding
 
-    def shown(self, caller: Caller, wanted: Wanted, start: int, count: int) -> Page:
-        """What everybody may download and what is the caller's, of what is wanted."""
-        self._refresh_if_possible()
+    def shown(
+        self,
+        caller: Caller,
+        wanted: Wanted,
+        start: int,
+        count: int,
+        *,
+        after: str = "",
+        counted: Overview | None = None,
+    ) -> Page:
+        """What everybody may download and what is the caller's, of what is wanted.
+
+        after: `Page.following` of another page; the list goes on there, and nothing is left out at its start.
+        counted: the overview of the same, as it was found just now; spares looking for what it says is not there, and
+        at what it looked at.
+        """
+        if counted is None:
+            self._refresh_if_possible()
         with self._database.staying():
-            return self._page(self._shown(caller, wanted), count, wanted.sort, start=start)
+            condition = replace(self._shown(caller, wanted), after=after)
+            # Short words are looked for among the first of an order, which the overview has from the newest.
+            same = condition.found is not False or wanted.sort == "newest"
+            if counted is not None and counted.total == 0 and same:
+                return Page(())
+            if after:
+                start = 0
+            elif counted is not None and counted.last and start >= counted.total and wanted.sort == "newest":
+                condition, start = replace(condition, after=counted.last), start - counted.total
+            return self._page(condition, count, wanted.sort, start=start)
 
     def overview(self, caller: Caller, wanted: Wanted) -> Overview:
         """How many repositories `shown` finds, and of which kinds they are."""
+        self._refresh_if_possible()
         with self._database.staying():
             return self._overview(caller, wanted)
 
     def _overview(self, caller: Caller, wanted: Wanted) -> Overview:
         condition, newest = self._shown(caller, wanted), ORDERS["newest"]
-        for source in self._sources.of(condition, newest, MOST_COUNTED, whole=False):
+        for source in self._sources.of(condition, newest, MOST_COUNTED):
             rows = self._counted(source)
-            total = next(int(row["n"]) for row in rows if row["kind"] == "total")
+            by_kind = {row["kind"]: row for row in rows}
+            total = int(by_kind["total"]["n"])
             if total == MOST_COUNTED:
                 break
         found: dict[str, list[Counted]] = {kind: [] for kind in FACETS if kind not in wanted.facets}
         for row in sorted(rows, key=lambda row: (-int(row["n"]), str(row["value"]).lower())):
             if row["kind"] in found:
                 found[row["kind"]].append(Counted(str(row["value"]), int(row["n"])))
-        return Overview(total, found)
+        last = (
+            newest.place_of(by_kind["last"]["n"], by_kind["last"]["value"]) if total == MOST_COUNTED else ""
+        )
+        return Overview(total, found, last)
 
     def _counted(self, source: Source) -> Sequence[Row]:
-        """Rows of kind, value and n: the facets of the newest that are meant, and their total."""
+        """Rows of kind, value and n: the facets of the newest that are meant, their total, and the keys of the last."""
         return self._database.rows(
             # Conditions are made here, values are bound. SQLite looks for what is named once only, from 3.35 on.
-            f"WITH newest AS (SELECT search.repository, namespace {source.text} WHERE {source.condition.text} "  # noqa: S608
-            f"ORDER BY {source.order.by} LIMIT {MOST_COUNTED}), "
+            f"WITH newest AS (SELECT search.repository, namespace, search.created {source.text} "  # noqa: S608
+            f"WHERE {source.condition.text} ORDER BY {source.order.by} LIMIT {MOST_COUNTED}), "
             "counted AS (SELECT kind, MIN(value) AS value, COUNT(*) AS n FROM newest "
             "JOIN facets ON facets.repository = newest.repository GROUP BY kind, lower(value)), "
             "placed AS (SELECT kind, value, n, "
@@ -163,7 +194,9 @@ class Search:
             f"SELECT kind, value, n FROM placed WHERE place <= {_FACET_VALUES} UNION ALL "
             "SELECT * FROM (SELECT 'publisher', namespace, COUNT(*) AS n FROM newest GROUP BY namespace "
             f"ORDER BY n DESC, namespace LIMIT {_FACET_VALUES}) AS publishers UNION ALL "
-            "SELECT 'total', '', COUNT(*) FROM newest",
+            "SELECT 'total', '', COUNT(*) FROM newest UNION ALL "
+            "SELECT * FROM (SELECT 'last', repository, created FROM newest "
+            "ORDER BY created, repository DESC LIMIT 1) AS last",
             *source.condition.values,
         )
 
@@ -202,7 +235,7 @@ class Search:
                 condition = self._sources.containing(condition, lowered).also(
                     "instr(search.name, ?) > 0", lowered
                 )
-            return self._page(condition, count, sort, after=after)
+            return self._page(replace(condition, after=after), count, sort)
 
     def count_of(self, caller: Caller, namespace: str) -> dict[str, int]:
         """How many repositories of each type an account has that a caller may see."""
@@ -230,13 +263,10 @@ class Search:
             condition = condition.also("search.name = ?", scope.lower())
         return condition
 
-    def _page(self, condition: Condition, count: int, sort: str, *, start: int = 0, after: str = "") -> Page:
+    def _page(self, condition: Condition, count: int, sort: str, *, start: int = 0) -> Page:
         # Over indexes, by the database alone; conditions are made here, values are bound.
         order = ORDERS[sort]
-        if after:
-            place, bound = order.after(after)
-            condition = condition.also(f"({place})", *bound)
-        for source in self._sources.of(condition, order, start + count + 1, whole=bool(after)):
+        for source in self._sources.of(condition, order, start + count + 1):
             found = self._database.rows(
                 f"SELECT search.repository, {source.order.columns} {source.text} WHERE {source.condition.text} "
                 f"ORDER BY {source.order.by} LIMIT ? OFFSET ?",

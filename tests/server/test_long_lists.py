@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 import sqlite3
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -49,6 +50,20 @@ def listed(hub: Hub, sort: str, size: int, meanwhile: Callable[[], object] = lam
         meanwhile()
 
 
+def walked(hub: Hub, wanted: Wanted, size: int, meanwhile: Callable[[], object] = lambda: None) -> list[str]:
+    """Every repository of a list that is filtered, page by page."""
+    found, place = [], ""
+    while True:
+        # A place counts, wherever the page is said to start.
+        page = hub.search.shown(Caller(), wanted, len(found) + 7, size, after=place) if place else None
+        page = page or hub.search.shown(Caller(), wanted, 0, size)
+        found += [row.repository.name for row in page.rows]
+        if page.following is None:
+            return found
+        place = page.following
+        meanwhile()
+
+
 def rank(hub: Hub, name: str, updated: str, downloads: int) -> None:
     hub.database.change(
         "UPDATE ranks SET updated = ?, downloads = ? WHERE repository = (SELECT id FROM repositories WHERE name = ?)",
@@ -72,6 +87,42 @@ def test_pages_go_on_where_the_last_one_ended(hub: Hub):
     new = iter(range(100))
     # What appears in front meanwhile shows nothing twice.
     assert listed(hub, "newest", 2, lambda: make(hub, f"acme/late{next(new)}")) == whole["newest"]
+
+
+@each_database
+@pytest.mark.parametrize("few", [-1, 500])
+@pytest.mark.parametrize("sort", SORTS)
+def test_filtered_pages_go_on_where_the_last_one_ended(
+    hub: Hub, sort: str, few: int, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(list_sources, "LEAST_SORTED", 0)
+    monkeypatch.setattr(list_sources.Sources, "_few", lambda *_: few)
+    for number in range(7):
+        make(hub, f"acme/word{number}zq")
+        make(hub, f"acme/other{number}")
+    hub.search.refresh()
+    for number in range(7):
+        rank(hub, f"word{number}zq", f"2026-0{1 + number // 3}", number % 3)
+    new = iter(range(100))
+    for wanted in (
+        Wanted(("word",), sort=sort),
+        Wanted(("zq",), {"publisher": "acme"}, sort),
+        Wanted(("zq",), sort=sort),
+    ):
+        whole = [row.repository.name for row in hub.search.shown(Caller(), wanted, 0, 100).rows]
+        assert len(whole) >= 7
+        for size in (1, 3, 7):
+            assert walked(hub, wanted, size) == whole
+        for most in (2, 5, 500):
+            with mock.patch.object(search_module, "MOST_COUNTED", most):
+                counted = hub.search.overview(Caller(), wanted)
+            for start in range(9):
+                page = hub.search.shown(Caller(), wanted, start, 3, counted=counted)
+                assert [row.repository.name for row in page.rows] == whole[start : start + 3]
+    # What appears in front meanwhile shows nothing twice.
+    newest = Wanted(("word",))
+    before = [row.repository.name for row in hub.search.shown(Caller(), newest, 0, 100).rows]
+    assert walked(hub, newest, 2, lambda: make(hub, f"acme/word-late{next(new)}")) == before
 
 
 @pytest.mark.parametrize("sort", SORTS)
@@ -261,6 +312,7 @@ def test_a_facet_is_read_in_order_wherever_it_stands(hub: Hub, sort: str):
 @pytest.mark.parametrize("sort", SORTS)
 def test_short_words_are_looked_for_among_the_first(hub: Hub, sort: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(list_sources, "MOST_LOOKED_AT", 3)
+    monkeypatch.setattr(list_sources, "MOST_JOINED", 3)
     for number in range(5):
         rank_of = {"newest": "5", "name": "a"}
         make(hub, f"acme/{rank_of.get(sort, 'x')}{number}zq")
@@ -270,10 +322,58 @@ def test_short_words_are_looked_for_among_the_first(hub: Hub, sort: str, monkeyp
     wanted = Wanted(("zq",), sort=sort)
     assert [row.repository.name for row in hub.search.shown(Caller(), wanted, 0, 10).rows] == first
     assert hub.search.overview(Caller(), wanted).total == 3
+    assert walked(hub, wanted, 1) == first
     # Beside a word that an index finds, and in what a publisher leaves, all are.
     assert len(hub.search.shown(Caller(), Wanted(("zq", "acme"), sort=sort), 0, 10).rows) == 5
     assert len(hub.search.shown(Caller(), Wanted(("zq",), {"publisher": "acme"}, sort), 0, 10).rows) == 5
     assert len(hub.search.visible(Caller(), "kernel", "", "zq", 10, sort=sort).rows) == 3
+
+
+@each_database
+@pytest.mark.parametrize("sort", SORTS)
+def test_short_words_of_a_facet_are_looked_for_among_its_first(
+    hub: Hub, sort: str, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(list_sources, "MOST_JOINED", 5)
+    monkeypatch.setattr(list_sources, "LEAST_SORTED", -9)  # so that 4 * 3 - 9 are looked at first
+    for number in range(8):
+        name = f"k{number}zq" if number in (0, 1, 4) else f"k{number}"
+        commit(
+            hub, make(hub, f"acme/{name}"), "build/torch-cpu/metadata.json", '{"backend": {"type": "cpu"}}'
+        )
+        hub.search.refresh()
+        rank(hub, name, f"2026-0{number + 1}", number)
+    wanted = Wanted(("zq",), {"device": "cpu"}, sort)
+    meant = {"name": ["k0zq", "k1zq", "k4zq"]}.get(sort, ["k4zq"])
+    assert walked(hub, wanted, 2) == meant
+    assert hub.search.overview(Caller(), wanted).total == 1, "of the newest"
+    with monkeypatch.context() as seen:
+        read: list[str] = []
+        rows = hub.database.rows
+        seen.setattr(hub.database, "rows", lambda query, *values: read.append(query) or rows(query, *values))
+        hub.search.shown(Caller(), wanted, 0, 2)
+    limits = [int(found) for query in read for found in re.findall(r"LIMIT (\d+)\) AS facets", query)]
+    with hub.database.staying():
+        assert limits == ([5] if hub.database.plans else [3, 5])
+
+
+@each_database
+def test_nothing_is_looked_for_that_was_not_counted(hub: Hub, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(list_sources, "MOST_LOOKED_AT", 2)
+    for name in ("acme/early-zq", "acme/b", "acme/c"):
+        make(hub, name)
+        hub.search.refresh()
+    rank(hub, "early-zq", "2027", 9)
+    for sort, meant in (("newest", []), ("updated", ["early-zq"]), ("downloads", ["early-zq"])):
+        wanted = Wanted(("zq",), sort=sort)
+        counted = hub.search.overview(Caller(), wanted)
+        assert counted.total == 0, "of the newest"
+        page = hub.search.shown(Caller(), wanted, 0, 5, counted=counted)
+        assert [row.repository.name for row in page.rows] == meant, sort
+    wanted = Wanted(("absent",))
+    counted = hub.search.overview(Caller(), wanted)
+    with mock.patch.object(hub.search, "_page", side_effect=AssertionError):
+        assert hub.search.shown(Caller(), wanted, 0, 5, counted=counted).rows == ()
 
 
 @each_database
@@ -306,7 +406,12 @@ def test_facets_of_few_and_of_many_find_the_same(hub: Hub, sort: str, monkeypatc
             for start in (0, 1, 3):
                 page = hub.search.shown(Caller(), wanted, start, 2)
                 assert [row.repository.name for row in page.rows] == meant[start : start + 2], (facets, few)
-            assert hub.search.overview(Caller(), wanted).total == min(2, len(meant))
+            counted = hub.search.overview(Caller(), wanted)
+            assert counted.total == min(2, len(meant))
+            for start in range(5):  # behind those that were counted, and among them
+                page = hub.search.shown(Caller(), wanted, start, 2, counted=counted)
+                assert [row.repository.name for row in page.rows] == meant[start : start + 2], (facets, few)
+            assert walked(hub, wanted, 2) == meant, (facets, few)
 
 
 @each_database

@@ -359,6 +359,36 @@ def test_a_number_that_is_none(hub):
     assert get(hub, "/?page=99999").text == get(hub, "/?page=1").text
 
 
+def test_the_list_goes_on_where_the_page_before_ended(tmp_path):
+    with start_hub(tmp_path / "root") as hub:
+        hub.token("ada")
+
+        def make(*names: str) -> None:
+            with hub.administer() as opened:
+                for name in names:
+                    opened.changes.create("kernel", "ada", name, private=False, author="ada")
+
+        def rows(page: Page) -> list[str]:
+            return [link for link in page.links if link.startswith("/kernels/ada/")]
+
+        make(*(f"k{number:02}" for number in range(65)))
+        first = get(hub, "/?q=ada")
+        (following,) = (link for link in first.links if "page=2" in link)
+        before = rows(get(hub, "/?q=ada&page=2"))
+        make("late")
+        assert "publisher" in str(first.links) and "66 repositories" in get(hub, "/?q=ada").text
+        # By its link, a page begins after the last row that was seen; by its number, where the count says.
+        second = get(hub, following)
+        assert rows(second) == before and rows(get(hub, "/?q=ada&page=2"))[1:] == before[:-1]
+        (following,) = (link for link in second.links if "page=3" in link)
+        assert rows(first) + before + rows(get(hub, following)) == [
+            f"/kernels/ada/k{number:02}" for number in reversed(range(65))
+        ]
+        assert "cursor" in get(hub, "/?q=ada&page=2&after=x", 400).text
+        assert "cursor" in get(hub, following.replace("page=3", "page=2&sort=name"), 400).text
+        assert rows(get(hub, following.replace("page=3", "page=1")))[0] == "/kernels/ada/late"
+
+
 def test_head_has_the_headers_and_no_body(hub):
     for path in ("/", NORMS, "/static/style.css"):
         answer = httpx.head(hub.endpoint + path)

@@ -111,7 +111,11 @@ def list_values(call: HubRequest) -> dict[str, Any]:
     counted = hub.search.overview(call.viewer, query.wanted)
     pages = max(1, -(-counted.total // PAGE_ROWS)) if counted.total < MOST_COUNTED else None
     page = min(asked, pages or asked)
-    found = hub.search.shown(call.viewer, query.wanted, (page - 1) * PAGE_ROWS, PAGE_ROWS)
+    # The link to a page says where it begins; who asks for its number alone waits for those before it.
+    after = call.query("after") if page == asked > 1 else ""
+    found = hub.search.shown(
+        call.viewer, query.wanted, (page - 1) * PAGE_ROWS, PAGE_ROWS, after=after, counted=counted
+    )
     groups = [
         Group(
             _FACET_NAMES[kind],
@@ -130,7 +134,7 @@ def list_values(call: HubRequest) -> dict[str, Any]:
         "chosen": list(query.chosen()),
         "sorts": list(query.sorts()),
         "newer": query.address(page=page - 1) if page > 1 else None,
-        "older": query.address(page=page + 1) if found.following and page < _LAST_PAGE else None,
+        "older": query.address(page=page + 1, after=found.following) if found.following and page < _LAST_PAGE else None,
         "page": page,
         "pages": pages,
     }  # fmt: skip
