@@ -2,12 +2,12 @@
 
 A list is read in its order, from an index of it, until a page is full: of all repositories, or of those that have a
 facet, the rarest one that is asked for. Where a word, several facets together or a publisher leave few repositories,
-counted up to `_few`, those are read from the index of that, and sorted; how many have a word, the planner of PostgreSQL
-knows. Several facets are found by one index, which each repository is in with all of its facets (`facets.token_of`), so
-that they count as one filter. Words of one or two letters alone, which no index finds, are looked for among the first
-`MOST_LOOKED_AT` of the order, or the first `MOST_JOINED` where rows of two tables are read. So a list takes as long
-with a million repositories, but for filters of which each leaves many and all together few, where no index finds those
-that have all.
+counted up to `_few`, those are read from the index of that, and sorted; of a word of more than `LEAST_SORTED`, the
+planner of PostgreSQL knows better. Several facets are found by one index, which each repository is in with all of its
+facets (`facets.token_of`), so that they count as one filter. Words of one or two letters alone, which no index finds,
+are looked for among the first `MOST_LOOKED_AT` of the order, or the first `MOST_JOINED` where rows of two tables are
+read. So a list takes as long with a million repositories, but for filters of which each leaves many and all together
+few, where no index finds those that have all.
 """
 
 from __future__ import annotations
@@ -126,7 +126,12 @@ class Sources:
             return
         every = self._in_order(condition, order)
         if not condition.few:
-            yield every
+            words = self._together(condition.words)
+            if words and self._count(words.keys, LEAST_SORTED) <= LEAST_SORTED:
+                # The planner, which guesses, would read all rows in order for a word of one where its sample has that.
+                yield self._of_few(condition, words, order)
+            else:
+                yield every
             return
         most = self._few(wanted, order, self._all())
         count, few = self._fewest(condition.few, most)
@@ -223,12 +228,16 @@ class Sources:
         found = self._database.containing(TOKENS, tokens) if is_more else None
         if found is None:
             return (*condition.few, *condition.words)
-        # A database that plans looks into several indexes at once.
-        together = [found, *condition.words]
-        text = " AND ".join(item.condition[0] for item in together)
-        values = tuple(value for item in together for value in item.condition[1])
-        keys = f"SELECT repository FROM search WHERE {text}", values  # noqa: S608
-        return (*condition.few, Containing(keys, (text, values)) if condition.words else found)
+        together = self._together((found, *condition.words)) if condition.words else found
+        return (*condition.few, together or found)
+
+    def _together(self, indexes: Sequence[Containing]) -> Containing | None:
+        """Several indexes as one, which a database that plans looks into at once; None of none."""
+        if not indexes:
+            return None
+        text = " AND ".join(item.condition[0] for item in indexes)
+        values = tuple(value for item in indexes for value in item.condition[1])
+        return Containing((f"SELECT repository FROM search WHERE {text}", values), (text, values))  # noqa: S608
 
     def _looked_at(self, wanted: int, *, is_joined: bool) -> Iterator[int]:
         """How many of the first rows are looked at for short words, one after the other until enough are found."""

@@ -331,6 +331,33 @@ def test_short_words_are_looked_for_among_the_first(hub: Hub, sort: str, monkeyp
 
 @each_database
 @pytest.mark.parametrize("sort", SORTS)
+def test_a_word_of_few_is_read_from_its_index(hub: Hub, sort: str, monkeypatch: pytest.MonkeyPatch):
+    """Whatever a planner guesses by its sample, which may say that many have it."""
+    for number in range(4):
+        make(hub, f"acme/word{number}")
+    hub.search.refresh()
+    read: list[str] = []
+    rows = hub.database.rows
+    monkeypatch.setattr(
+        hub.database, "rows", lambda query, *values: read.append(query) or rows(query, *values)
+    )
+    for most, is_few in ((4, True), (3, False)):
+        monkeypatch.setattr(list_sources, "LEAST_SORTED", most)
+        hub.search._sources._counts.clear()
+        read.clear()
+        wanted = Wanted(("word",), sort=sort)
+        assert len(hub.search.shown(Caller(), wanted, 0, 9).rows) == 4
+        assert hub.search.overview(Caller(), wanted).total == 4
+        with hub.database.staying():
+            if hub.database.plans:
+                lists = [
+                    query for query in read if "LIKE" in query and "COUNT(*) AS n FROM (SELECT 1" not in query
+                ]
+                assert len(lists) == 2 and all(("OFFSET 0" in query) == is_few for query in lists)
+
+
+@each_database
+@pytest.mark.parametrize("sort", SORTS)
 def test_short_words_of_a_facet_are_looked_for_among_its_first(
     hub: Hub, sort: str, monkeypatch: pytest.MonkeyPatch
 ):
