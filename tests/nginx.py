@@ -36,7 +36,7 @@ def _free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def _printed() -> str:
+def printed() -> str:
     """The configuration that the page prints."""
     (found,) = re.findall(r"^    map \$uri.*?\n(?=\S)", _PAGE, re.DOTALL | re.MULTILINE)
     return str(found)
@@ -49,7 +49,7 @@ def nginx(folder: Path, endpoints: Sequence[str]) -> Iterator[str]:
     ports = {"8080": str(port)} | {
         f"808{number}": endpoint.rpartition(":")[2] for number, endpoint in enumerate(endpoints, 1)
     }
-    text = re.sub(r"127\.0\.0\.1:(808\d)", lambda match: f"127.0.0.1:{ports[match[1]]}", _printed())
+    text = re.sub(r"127\.0\.0\.1:(808\d)", lambda match: f"127.0.0.1:{ports[match[1]]}", printed())
     folder.mkdir()
     (folder / "nginx.conf").write_text(_CONFIGURATION.format(folder=folder, printed=text))
     command = [str(NGINX), "-p", str(folder), "-c", str(folder / "nginx.conf")]

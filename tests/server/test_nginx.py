@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -10,8 +11,9 @@ import httpx
 import pytest
 from huggingface_hub import CommitOperationAdd, HfApi
 
+from kernels_hub.server.limits import Limits
 from tests.hub_databases import needs_postgresql
-from tests.nginx import LACKING, nginx
+from tests.nginx import LACKING, nginx, printed
 from tests.running_hub import RunningHub, start_hub
 
 pytestmark = [needs_postgresql, pytest.mark.skipif(LACKING is not None, reason=str(LACKING))]
@@ -43,3 +45,9 @@ def test_three_servers_are_one_hub_behind_nginx(servers: list[RunningHub], tmp_p
             assert httpx.get(url).raise_for_status().text == str(number)
         page = httpx.get(f"{endpoint}/kernels/ada/k1")
         assert page.status_code == 200 and endpoint in page.text, "addresses are those of the proxy"
+
+
+def test_nginx_ends_connections_to_servers_before_these_do():
+    """What is not sent twice is answered with 502 where a server ends the connection just as it comes."""
+    (seconds,) = re.findall(r"keepalive 32;\s+keepalive_timeout (\d+)s;", printed())
+    assert int(seconds) + 5 < Limits().keep_alive_seconds
