@@ -35,7 +35,7 @@ def trouble() -> Iterator[Trouble]:
 
 @pytest.fixture(scope="module")
 def hub(tmp_path_factory: pytest.TempPathFactory, trouble: Trouble) -> Iterator[RunningHub]:
-    address = f"s3://{BUCKET}/wrong?endpoint={trouble.endpoint}&timeout=2"
+    address = f"s3://{BUCKET}/wrong?endpoint={trouble.endpoint}&timeout=10"
     root = tmp_path_factory.mktemp("wrong") / "root"
     with start_hub(root, limits=LIMITS, objects=address) as running:
         yield running
@@ -102,7 +102,7 @@ def test_an_upload_that_a_store_answers_wrongly(
 )
 def test_git_data_that_a_store_answers_wrongly(tmp_path: Path, database: str, trouble: Trouble, what: str):
     place = tmp_path.name.replace("_", "-")
-    address = f"s3://{BUCKET}/{place}?endpoint={trouble.endpoint}&timeout=2"
+    address = f"s3://{BUCKET}/{place}?endpoint={trouble.endpoint}&timeout=10"
     with ExitStack() as stack:
 
         def opened(name: str) -> Hub:
