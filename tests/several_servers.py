@@ -36,10 +36,8 @@ class SeveralServers(RunningHub):
                 self._others.append(
                     RunningHub(
                         _other(root, number),
-                        database=self.database,
-                        objects=self.objects,
                         trusted_proxies="127.0.0.1",
-                        **options,
+                        **{**options, "database": self.database, "objects": self.objects},
                     )
                 )
             endpoints = [self.endpoint, *(other.endpoint for other in self._others)]
