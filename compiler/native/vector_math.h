@@ -182,6 +182,31 @@ KH_INLINE float erf(float x) {
   return with_sign(t > 0.921875f ? tail : middle, x);
 }
 
+// x * P(X <= x) of a normal X: GELU, 1.2e-7 |x| off. The tail beyond |x| is 2^p; what erf(x) of small x has to be to the
+// last bit, a sum with 1 forgets.
+KH_INLINE float gelu(float x) {
+  constexpr float bias = kExponent - 1.0f;  // of half a power
+  const float t = magnitude(x);
+  float p = -2.67934784e-6f;
+  p = p * t + 3.77994705e-5f;
+  p = p * t + -1.79911871e-4f;
+  p = p * t + -1.49378184e-4f;
+  p = p * t + 7.07647124e-3f;
+  p = p * t + -5.25031979e-2f;
+  p = p * t + -4.59206486e-1f;
+  p = p * t + -1.15110534f;
+  p = at_least(p * t, -126.0f);
+  const float shifted = p + bias, r = p - (shifted - bias);
+  const float half = std::bit_cast<float>(std::bit_cast<uint32_t>(shifted) << 23);
+  float power = 1.32647291e-3f;  // 2^r for |r| <= 1 / 2
+  power = power * r + 9.67151264e-3f;
+  power = power * r + 5.55073374e-2f;
+  power = power * r + 2.40222421e-1f;
+  power = power * r + 6.93146978e-1f;
+  const float tail = (power * r + 1.0f) * half;
+  return x * (x < 0.0f ? tail : 1.0f - tail);
+}
+
 // -- logarithms -------------------------------------------------------------------------------------------
 
 // x = 2^exponent (1 + fraction), fraction in [sqrt(1/2) - 1, sqrt(2) - 1); x positive and finite.

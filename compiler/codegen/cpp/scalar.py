@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 
 from kernels_hub.compiler.codegen.c_scalar import CScalars
@@ -10,6 +11,11 @@ from kernels_hub.compiler.codegen.cpp.spellings import SPELLINGS
 from kernels_hub.compiler.errors import EngineError
 from kernels_hub.compiler.ir import types
 from kernels_hub.compiler.ir.types import DType
+from kernels_hub.compiler.schedule.kernel import Compute
+
+_LIMITS = {"maximum": "<", "minimum": ">"}
+"""Op -> how a value compares to the limit that takes its place."""
+_LITERAL = re.compile(r"\(?-?\d[\d.]*(e[+-]?\d+)?f?\)?")
 
 _STORAGE = {
     "float16": "kh::f16", "bfloat16": "kh::bf16",
@@ -52,6 +58,15 @@ class Cpp(CScalars):
         """NaN or an infinity of a type."""
         text = f"std::numeric_limits<{kind}>::{'quiet_NaN' if math.isnan(number) else 'infinity'}()"
         return f"(-{text})" if number == -math.inf else text
+
+    def compute(self, one: Compute, args: Sequence[str], dtypes: Sequence[DType]) -> str:
+        """A pointwise op of variables and literals. A float's limit takes one comparison: a literal is no NaN."""
+        name = one.op.name
+        if name in _LIMITS and one.dtype.is_float and not (self.round_ops and one.dtype.bits < 32):
+            value, limit = args if _LITERAL.fullmatch(args[1]) else args[::-1]
+            if _LITERAL.fullmatch(limit) and not _LITERAL.fullmatch(value):
+                return f"({value} {_LIMITS[name]} {limit} ? {limit} : {value})"
+        return super().compute(one, args, dtypes)
 
     def clamp(self, text: str, low: str, high: str) -> str:
         """A float between two numbers."""

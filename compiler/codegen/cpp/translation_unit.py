@@ -20,6 +20,7 @@ from dataclasses import dataclass
 
 from kernels_hub.compiler.codegen.c_text import Lines
 from kernels_hub.compiler.codegen.cpp.anchors import header_of, print_anchor, runtime_of
+from kernels_hub.compiler.codegen.cpp.fused_functions import with_fused_functions
 from kernels_hub.compiler.codegen.cpp.nest import print_nest, print_rows, share_rows
 from kernels_hub.compiler.codegen.cpp.packed import Packed, PackedOperands
 from kernels_hub.compiler.codegen.cpp.regions import Part, print_branch, print_repeat
@@ -152,11 +153,12 @@ class _Unit:
         return _FunctionCall(known, parameters, origin)
 
     def _functions(self, name: str, kernel: Kernel, lines: Lines, packed: PackedOperands) -> Parameters:
-        if share_rows(kernel.nests):
-            return print_rows(name, kernel.nests, lines, self.names, round_ops=self.round_ops)
+        nests = kernel.nests if self.round_ops else tuple(map(with_fused_functions, kernel.nests))
+        if share_rows(nests):
+            return print_rows(name, nests, lines, self.names, round_ops=self.round_ops)
         parts: list[tuple[str, Parameters]] = []
-        for number, nest in enumerate(kernel.nests):
-            part = name if len(kernel.nests) == 1 else f"{name}_{number}"
+        for number, nest in enumerate(nests):
+            part = name if len(nests) == 1 else f"{name}_{number}"
             if number:
                 lines.add()
             if nest.anchor is None:

@@ -19,7 +19,7 @@ static void kernel_conv(const float* in_residual, const float* in_x, const float
       const float root = acc[l];  // conv (Conv2d)
       const float v0 = in_residual[c + n_h_w * 4];
       const float v1 = root + v0;
-      const float v3 = (v1 != v1 || v1 > 0.0f ? v1 : 0.0f);  // relu (ReLU)
+      const float v3 = (v1 < 0.0f ? 0.0f : v1);  // relu (ReLU)
       out_y[c + n_h_w * 4] = v3;
     }
   });
