@@ -45,6 +45,8 @@ class CBody:
         self.texts: dict[str, str] = {}
         self._origin = ""  # stands behind the first of the lines that come from it
         self.dtypes: dict[str, DType] = {}
+        self.checked_later = False
+        """Whether indices that data give are checked behind the loop that reads by them."""
 
     def know(self, body: Iterable[Statement]) -> None:
         """Note the dtypes of statements, and constants, which stand where they are used."""
@@ -101,6 +103,8 @@ class CBody:
         if isinstance(one, Test):
             return self.scalars.test(one.guards)
         if isinstance(one, Bound):
+            if self.checked_later:
+                return f"kh::bounded({self.use(one.arg)}, {self.index(one.extent)}, {one.name}_wrong)"
             code = self.names.code(one.message)
             return f"kh::bounded({self.use(one.arg)}, {self.index(one.extent)}, {code}, failure)"
         assert isinstance(one, Compute), one

@@ -48,6 +48,19 @@ KH_INLINE int64_t bounded(int64_t index, int64_t extent, int code, int& failure)
   return 0;
 }
 
+// The same in a loop over vectors, where no call fails: what was out of range leaves a one in `wrong`.
+KH_INLINE int64_t bounded(int64_t index, int64_t extent, int64_t& wrong) {
+  const int64_t place = index < 0 ? index + extent : index;
+  const bool inside = static_cast<uint64_t>(place) < static_cast<uint64_t>(extent);
+  wrong |= inside ? 0 : 1;
+  return inside ? place : 0;
+}
+
+// A call fails with `code`, if something was out of range.
+KH_INLINE void check(int64_t wrong, int code, int& failure) {
+  if (wrong != 0) __atomic_store_n(&failure, code, __ATOMIC_RELAXED);
+}
+
 // -- conversions ------------------------------------------------------------------------------------------
 
 // To a narrower float and back.
@@ -134,14 +147,16 @@ KH_INLINE bool is_less(T x, T best) {
   return x < best || (x != x && best == best);
 }
 
-// The greater (lesser); NaN where one is.
+// The greater (lesser); NaN where one is. In two steps, of which the first is one instruction that hands b's NaN on.
 template <class T>
 KH_INLINE T greater(T a, T b) {
-  return a > b || a != a ? a : b;
+  const T most = a > b ? a : b;
+  return a != a ? a : most;
 }
 template <class T>
 KH_INLINE T lesser(T a, T b) {
-  return a < b || a != a ? a : b;
+  const T least = a < b ? a : b;
+  return a != a ? a : least;
 }
 
 // Scratch for a row of values.

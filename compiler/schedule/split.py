@@ -12,7 +12,7 @@ import itertools
 from kernels_hub.compiler.ir.dims import Dim, Expr, Opaque
 from kernels_hub.compiler.schedule.fuse import FusionGroup, position
 from kernels_hub.compiler.schedule.index import Loop, Ranges, renamed
-from kernels_hub.compiler.schedule.kernel import Load, Test
+from kernels_hub.compiler.schedule.kernel import Load, Test, dims_of
 from kernels_hub.compiler.schedule.lower import Body
 from kernels_hub.compiler.schedule.views import Index
 
@@ -57,31 +57,37 @@ def _cut(group: FusionGroup, whole: Piece, most: int) -> list[Piece]:
 
 
 def _divided(group: FusionGroup, loops: tuple[Loop, ...], index: Index, body: Body) -> Piece:
-    """The last loop as two where what is read lies at its variable // n: each element asked for a quotient, and none
-    lay beside the one before."""
-    while (n := _divisor(loops, body)) is not None:
-        *others, last = loops
-        quotient, rest = Loop(f"{last.name}q", last.extent // n), Loop(f"{last.name}r", n)
-        loops = (*others, quotient, rest)
-        index = tuple(renamed(place, {last.name: quotient.index * n + rest.index}) for place in index)
+    """A loop as two where what is read lies at its variable // n: each element asked for a quotient, and along the last
+    loop none lay beside the one before."""
+    while (found := _divisor(loops, body)) is not None:
+        axis, n = found
+        whole = loops[axis]
+        quotient, rest = Loop(f"{whole.name}q", whole.extent // n), Loop(f"{whole.name}r", n)
+        loops = (*loops[:axis], quotient, rest, *loops[axis + 1 :])
+        index = tuple(renamed(place, {whole.name: quotient.index * n + rest.index}) for place in index)
         body = _lowered(group, loops, index)
     return loops, index, body
 
 
-def _divisor(loops: tuple[Loop, ...], body: Body) -> int | None:
-    """The largest n by which the last loop's variable is divided; None where there is none that cuts it evenly."""
-    if not loops or not isinstance(extent := loops[-1].extent, int):
-        return None
-    found = {
-        one.args[1]
+def _divisor(loops: tuple[Loop, ...], body: Body) -> tuple[int, int] | None:
+    """A loop, and the largest n by which its variable is divided and that cuts it evenly; None where there is none."""
+    quotients = {
+        one
         for statement in body.statements
-        if isinstance(statement, Load) and isinstance(statement.place, Expr)
-        for monomial, _ in statement.place.terms
+        if isinstance(statement, Load)
+        for place in dims_of(statement)
+        if isinstance(place, Expr)
+        for monomial, _ in place.terms
         for one, _ in monomial
-        if isinstance(one, Opaque) and one.kind == "floordiv" and one.args[0] == loops[-1].index
+        if isinstance(one, Opaque) and one.kind == "floordiv" and isinstance(one.args[1], int)
     }
-    even = (n for n in found if isinstance(n, int) and LEAST_DIVISOR <= n < extent and extent % n == 0)
-    return max(even, default=None)
+    for axis in reversed(range(len(loops))):
+        extent, least = loops[axis].extent, LEAST_DIVISOR if axis == len(loops) - 1 else 2
+        found = {one.args[1] for one in quotients if one.args[0] == loops[axis].index}
+        even = [n for n in found if isinstance(extent, int) and least <= n < extent and extent % n == 0]
+        if even:
+            return axis, max(even)
+    return None
 
 
 def _lowered(group: FusionGroup, loops: tuple[Loop, ...], index: Index) -> Body:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 from kernels_hub.compiler.codegen.c_text import Lines
 from kernels_hub.compiler.codegen.cpp.text import CppBody, Parameters
+from kernels_hub.compiler.codegen.guard_runs import Run
 from kernels_hub.compiler.codegen.loops import cost, turns
 from kernels_hub.compiler.codegen.names import Names
 from kernels_hub.compiler.codegen.scalar import variable_name
@@ -85,3 +86,22 @@ class Function:
         """The head of a plain loop."""
         name = variable_name(loop.name)
         return f"for (int64_t {name} = 0; {name} < {self.body.index(loop.extent)}; ++{name})"
+
+    def run_bounds(self, loop: Loop, run: Run, first: str, end: str, *, cut: bool = False) -> tuple[str, str]:
+        """Declare the bounds of a run within first..end, turns of a loop; returns their names.
+
+        cut: neither is outside of first..end, nor the end before the first; else such a run has no turns.
+        """
+        name, scalars = variable_name(loop.name), self.body.scalars
+        firsts, ends = ([self.body.index(one) for one in dims] for dims in (run.firsts, run.ends))
+        start = scalars.extremum("max", [first, *firsts]) if firsts else first
+        stop = scalars.extremum("min", [end, *ends]) if ends else end
+        if cut and firsts:
+            start = scalars.extremum("min", [start, end])
+        self.lines.add(f"const int64_t {name}_first = {start};")
+        if run.whole and (test := scalars.test(run.whole)) != "true":
+            stop = f"({test}) ? {stop} : {name}_first"
+        if cut and ends:
+            stop = scalars.extremum("max", [f"{name}_first", stop])
+        self.lines.add(f"const int64_t {name}_end = {stop};")
+        return f"{name}_first", f"{name}_end"

@@ -16,13 +16,14 @@ from kernels_hub.compiler.codegen.cpp.reduce import print_reduction
 from kernels_hub.compiler.codegen.cpp.scan import print_scan
 from kernels_hub.compiler.codegen.cpp.scatter import print_scatter, simplified_scatter
 from kernels_hub.compiler.codegen.cpp.text import Parameters, print_nothing
+from kernels_hub.compiler.codegen.guard_runs import parted
 from kernels_hub.compiler.codegen.loops import estimate, is_empty, levels, simplified, turned_loop, turns
 from kernels_hub.compiler.codegen.names import Names
 from kernels_hub.compiler.codegen.scalar import variable_name
 from kernels_hub.compiler.ir.dims import Dim, ceildiv
 from kernels_hub.compiler.ir.types import FLOAT32
 from kernels_hub.compiler.schedule.index import Loop, linear
-from kernels_hub.compiler.schedule.kernel import Load, Nest, Store
+from kernels_hub.compiler.schedule.kernel import Bound, Load, Nest, Statement, Store
 
 MANY_ROWS = 256
 """Turns that threads share; loops beyond that stay loops."""
@@ -208,7 +209,12 @@ def _print_row(function: Function, shared: int, *, first: int) -> None:
         if level == len(loops):
             return
         if level == len(loops) - 1:
-            lines.add("#pragma omp simd")
+            _print_last(
+                function,
+                loops[-1],
+                [one for one, at_level in zip(nest.body, at, strict=True) if at_level == level + 1],
+            )
+            return
         with lines.block(function.loop(loops[level])):
             function.body.emit_at(nest.body, at, level + 1)
             nested(level + 1)
@@ -216,6 +222,34 @@ def _print_row(function: Function, shared: int, *, first: int) -> None:
     for level in range(first, shared + 1):
         function.body.emit_at(nest.body, at, level)
     nested(shared)
+
+
+def _print_last(function: Function, loop: Loop, body: Sequence[Statement]) -> None:
+    """The last loop: whole, or in three where guards hold in a run of its turns."""
+    lines, name, extent = function.lines, variable_name(loop.name), function.body.index(loop.extent)
+    found = parted(body, loop, function.body.scalars.ranges)
+    parts: list[tuple[str, str, Sequence[Statement]]] = [("0", extent, body)]
+    if found is not None:
+        run, inside, outside = found
+        first, end = function.run_bounds(loop, run, "0", extent, cut=True)
+        parts = [("0", first, outside), (first, end, inside), (end, extent, outside)]
+    known = function.body.texts
+    bounds = [one for one in body if isinstance(one, Bound)]
+    told = "".join(f" reduction(| : {one.name}_wrong)" for one in bounds)
+    for one in bounds:
+        lines.add(f"int64_t {one.name}_wrong = 0;")
+    function.body.checked_later = True
+    for begin, stop, statements in parts:
+        function.body.texts = dict(known)  # what is a constant outside is none inside
+        function.body.know(statements)
+        lines.add(f"#pragma omp simd{told}")
+        with lines.block(f"for (int64_t {name} = {begin}; {name} < {stop}; ++{name})"):
+            for one in statements:
+                function.body.emit(one)
+    function.body.checked_later = False
+    for one in bounds:
+        lines.add(f"kh::check({one.name}_wrong, {function.names.code(one.message)}, failure);")
+    function.body.texts = known
 
 
 def _shared(loops: Sequence[Loop]) -> int:

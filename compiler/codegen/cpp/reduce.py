@@ -25,6 +25,7 @@ from kernels_hub.compiler.codegen.cpp.accumulate import (
 )
 from kernels_hub.compiler.codegen.cpp.function import Function
 from kernels_hub.compiler.codegen.cpp.scalar import value_type
+from kernels_hub.compiler.codegen.guard_runs import Run, narrowed
 from kernels_hub.compiler.codegen.lanes import lane_of, tile_of
 from kernels_hub.compiler.codegen.loops import levels, turns
 from kernels_hub.compiler.codegen.scalar import variable_name
@@ -55,6 +56,8 @@ class _Reduction(ABC):
         self.contexts = Contexts(self.nest, lane)
         inner = self.nest.inner
         self.flat = flatten(tuple(loop.index for loop in inner), tuple(loop.extent for loop in inner))
+        self.runs: dict[str, Run] = {}
+        """Loop of the pass that is written -> those of its turns in which guards hold."""
 
     def emit_rows(self, loops: Sequence[Loop], per_row: Dim) -> None:
         """Both functions; `_row` writes what happens in a row."""
@@ -131,6 +134,40 @@ class _Reduction(ABC):
 
         return levels(body, loops, innermost)
 
+    def _narrow(
+        self,
+        body: list[Statement],
+        at: list[int],
+        context: int,
+        loops: Sequence[Loop],
+        fixed: Sequence[Loop] = (),
+    ) -> tuple[list[Statement], list[int]]:
+        """The statements of a pass that feeds reductions alone, without guards that bounds of its loops replace.
+
+        at: how many loops each stands inside.
+        """
+        self.runs = {}
+        if self.contexts.kept_at(context):
+            return body, at
+        depth: dict[str, int] = {}
+        for one, level in zip(body, at, strict=True):
+            if isinstance(one, Store):
+                return body, at
+            depth[one.name] = level
+        names = [loop.name for loop in fixed]
+        fed, ranges = self.contexts.fed_at(context), self.body.scalars.ranges
+        rest, self.runs = narrowed(body, self.nest.body, fed, loops, names, ranges)
+        self.body.know(rest)
+        return rest, [depth[one.name] for one in rest if not isinstance(one, Store)]
+
+    def _head(self, loop: Loop, first: str = "0", end: str = "") -> str:
+        """The head of a loop, behind the declaration of its bounds where they are not first..end."""
+        name, run = variable_name(loop.name), self.runs.get(loop.name)
+        end = end or self.body.index(loop.extent)
+        if run is not None:
+            first, end = self.function.run_bounds(loop, run, first, end)
+        return f"for (int64_t {name} = {first}; {name} < {end}; ++{name})"
+
     def _make(self, statement: Statement, context: int, how: How) -> None:
         """A value in a context: computed, or read from where it was kept. Kept on, where this is its home."""
         assert not isinstance(statement, Store)
@@ -178,6 +215,8 @@ class _Along(_Reduction):
             return
         loops = self.nest.inner
         at = self._levels(body, loops, needed)
+        known = dict(self.body.texts)
+        body, at = self._narrow(body, at, context, loops, loops[-1:] if self._is_cut(loops, fed) else ())
         for one in fed:
             start_along(one, self.body)
 
@@ -202,7 +241,7 @@ class _Along(_Reduction):
         def nested(level: int) -> None:
             emit(level)
             if level < len(loops) - 1:
-                with self.lines.block(self.function.loop(loops[level])):
+                with self.lines.block(self._head(loops[level])):
                     nested(level + 1)
             else:
                 self._blocked(loops[-1], [one for one in fed if is_parted(one)], innermost)
@@ -211,8 +250,16 @@ class _Along(_Reduction):
             nested(0)
         else:
             self._parts([one for one in fed if is_parted(one)], lambda: emit(0))
+        self.runs, self.body.texts = {}, known
         for one in fed:
             finish_along(one, self.body)
+
+    @staticmethod
+    def _is_cut(loops: Sequence[Loop], fed: Sequence[Reduce]) -> bool:
+        """Whether the innermost loop is cut into blocks, as float32 sums need it."""
+        if not loops or not any(is_parted(one) for one in fed):
+            return False
+        return not isinstance(loops[-1].extent, int) or loops[-1].extent > BLOCK
 
     def _parts(self, parted: Sequence[Reduce], inside: Callable[[], None]) -> None:
         """Something that feeds float32 parts, between their declaration and their being added up."""
@@ -225,8 +272,8 @@ class _Along(_Reduction):
     def _blocked(self, loop: Loop, parted: Sequence[Reduce], innermost: Callable[[str], None]) -> None:
         """The innermost loop, cut into blocks where float32 sums need that."""
         name, extent = variable_name(loop.name), self.body.index(loop.extent)
-        if not parted or (isinstance(loop.extent, int) and loop.extent <= BLOCK):
-            self._parts(parted, lambda: innermost(self.function.loop(loop)))
+        if not self._is_cut((loop,), parted):
+            self._parts(parted, lambda: innermost(self._head(loop)))
             return
         with self.lines.block(f"for (int64_t block = 0; block < {extent}; block += {BLOCK})"):
             self.lines.add(f"const int64_t stop = std::min<int64_t>(block + {BLOCK}, {extent});")
@@ -274,9 +321,9 @@ class _Across(_Reduction):
 
     @contextmanager
     def _lanes(self) -> Iterator[None]:
-        name = variable_name(self.lane.name)
+        head = self._head(self.lane, "start", "start + width")
         self.lines.add("#pragma omp simd")
-        with self.lines.block(f"for (int64_t {name} = start; {name} < start + width; ++{name})"):
+        with self.lines.block(head):
             yield
 
     def _segment(self, context: int) -> None:
@@ -306,6 +353,10 @@ class _Across(_Reduction):
         parted = [one for one in fed if is_parted(one)]
         if not inner or (isinstance(self.inner_turns, int) and self.inner_turns <= BLOCK // 2):
             parted = []
+        known = dict(self.body.texts)
+        cut = inner[:1] if parted and len(inner) == 1 else ()
+        body, at = self._narrow(body, at, context, (*inner, self.lane), cut)
+        reduced = {one.name for one in fed}
         for one in fed:
             start_across(one, self.body, self.tile, parted=bool(parted))
 
@@ -315,7 +366,7 @@ class _Across(_Reduction):
                     continue
                 if isinstance(statement, Store):
                     self.body.emit(statement)
-                elif isinstance(statement, Reduce) and statement in fed:
+                elif statement.name in reduced:
                     place = self.body.index(self.flat)
                     feed_across(statement, self.body, self.at_lane, place, parted=bool(parted))
                 else:
@@ -329,10 +380,11 @@ class _Across(_Reduction):
             elif level == 0 and parted:
                 self._blocked(inner, parted, lambda: nested(1))
             else:
-                with self.lines.block(self.function.loop(inner[level])):
+                with self.lines.block(self._head(inner[level])):
                     nested(level + 1)
 
         nested(0)
+        self.runs, self.body.texts = {}, known
 
     def _blocked(self, inner: Sequence[Loop], parted: Sequence[Reduce], inside: Callable[[], None]) -> None:
         """The outermost inner loop; float32 sums over each block of its turns are added up in float64."""
@@ -340,7 +392,7 @@ class _Across(_Reduction):
         name, extent = variable_name(loop.name), self.body.index(loop.extent)
         alone = len(inner) == 1
         head = f"for (int64_t block = 0; block < {extent}; block += {step})"
-        with self.lines.block(head if alone else self.function.loop(loop)):
+        with self.lines.block(head if alone else self._head(loop)):
             for reduce in parted:
                 self.lines.add(f"alignas(64) float {reduce.name}_part[{self.tile}] = {{}};")
             if alone:

@@ -286,6 +286,33 @@ def unfold(_: AtenCall, x: Value, axis: int, size: int, step: int) -> Value:
     return x.windows(axis, size, step)
 
 
+@aten("im2col.default")
+def blocks_as_columns(
+    call: AtenCall,
+    x: Value,
+    kernel: Sequence[int],
+    dilations: Sequence[int],
+    padding: Sequence[int],
+    strides: Sequence[int],
+) -> Value:
+    """The blocks of an image side by side, as windows of the padded image in its memory."""
+    if x.rank == 3:
+        x = x.unsqueeze(0)
+    x = x.pad([(0, 0), (0, 0), *((one, one) for one in padding)])
+    batch, channels, *size = x.shape
+    counts = [
+        (dim - dilation * (taps - 1) - 1) // stride + 1
+        for dim, taps, dilation, stride in zip(size, kernel, dilations, strides, strict=True)
+    ]
+    steps = [size[0] * size[1], size[1], 1]
+    windows = x.graph.apply(
+        "strided", x, shape=[batch, channels, *kernel, *counts],
+        strides=[channels * steps[0], steps[0], dilations[0] * steps[1], dilations[1],
+                 strides[0] * steps[1], strides[1]],
+    )  # fmt: skip
+    return windows.reshape(call.shape)
+
+
 @aten("diagonal.default")
 def diagonal(call: AtenCall, x: Value, offset: int, a: int, b: int) -> Value:
     a, b = x.axis(a), x.axis(b)
