@@ -111,7 +111,7 @@ void few_rows_along(int64_t k, const float* a, int64_t stride_m, const float* b,
 template <int Rows>
 void few_rows_group(int64_t columns, int64_t k, const float* a, int64_t stride_m, int64_t stride_k, const float* b,
                     int64_t b_stride_k, int64_t b_stride_n, float* sums, int64_t stride) {
-  if (b_stride_n == 1) {
+  if (b_stride_n == 1 && columns >= kLanes) {
     const bool odd = columns % kLanes != 0;  // then the last two vectors share columns
     const int64_t whole = columns / kLanes * kLanes - (odd ? kLanes : 0);
     if (whole > 0) few_rows_columns<Rows, 16>(whole, k, a, stride_m, stride_k, b, b_stride_k, sums, stride);
@@ -132,7 +132,7 @@ inline bool has_few_rows(int64_t m, int64_t n, int64_t k, int64_t stride_k, int6
   if (m < 1 || k < 1) return false;
   const bool as_packed = b_stride_n == 1 && b_stride_k <= kPanel && n <= kPanel;  // one panel, narrow enough as it lies
   if (m > (as_packed ? kRowsOfPanel : kFewRows)) return false;
-  return b_stride_n == 1 ? n >= kLanes : b_stride_k == 1 && stride_k == 1 && k >= kLanes && n >= 1;
+  return (b_stride_n == 1 && n >= kLanes) || (b_stride_k == 1 && stride_k == 1 && k >= kLanes && n >= 1);
 }
 
 // give(i, rows, j, columns, stride, sums) for the pieces of c (m, n) = a (m, k) @ b (k, n), from any thread.
@@ -193,7 +193,7 @@ void few_columns(int64_t m, int64_t n, int64_t k, const float* a, int64_t stride
 template <class Epilogue>
 bool few_apart_columns(int64_t m, int64_t n, int64_t k, const float* a, int64_t stride_m, int64_t stride_k, const float* b,
                        int64_t b_stride_k, int64_t b_stride_n, Epilogue& epilogue) {
-  if (n < 1 || n > kRowsAtOnce || m <= kFewRows || stride_k != 1 || k < kLanes) return false;
+  if (n < 1 || n > kRowsAtOnce || m < 1 || stride_k != 1 || k < kLanes) return false;
   float* const columns = workspace<Use::kColumns>().floats(n * k);
   for (int64_t j = 0; j < n; ++j)
     for (int64_t at = 0; at < k; ++at) columns[j * k + at] = b[at * b_stride_k + j * b_stride_n];

@@ -236,8 +236,8 @@ def _print_last(function: Function, loop: Loop, body: Sequence[Statement]) -> No
     known = function.body.texts
     bounds = [one for one in body if isinstance(one, Bound)]
     told = "".join(f" reduction(| : {one.name}_wrong)" for one in bounds)
-    for one in bounds:
-        lines.add(f"int64_t {one.name}_wrong = 0;")
+    for bound in bounds:
+        lines.add(f"int64_t {bound.name}_wrong = 0;")
     function.body.checked_later = True
     for begin, stop, statements in parts:
         function.body.texts = dict(known)  # what is a constant outside is none inside
@@ -247,8 +247,8 @@ def _print_last(function: Function, loop: Loop, body: Sequence[Statement]) -> No
             for one in statements:
                 function.body.emit(one)
     function.body.checked_later = False
-    for one in bounds:
-        lines.add(f"kh::check({one.name}_wrong, {function.names.code(one.message)}, failure);")
+    for bound in bounds:
+        lines.add(f"kh::check({bound.name}_wrong, {function.names.code(bound.message)}, failure);")
     function.body.texts = known
 
 

@@ -366,7 +366,7 @@ class _Across(_Reduction):
                     continue
                 if isinstance(statement, Store):
                     self.body.emit(statement)
-                elif statement.name in reduced:
+                elif isinstance(statement, Reduce) and statement.name in reduced:
                     place = self.body.index(self.flat)
                     feed_across(statement, self.body, self.at_lane, place, parted=bool(parted))
                 else:
