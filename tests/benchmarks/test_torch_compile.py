@@ -8,7 +8,7 @@ from benchmarks import torch_compile
 from benchmarks.torch_compile import MODELS, PEERS, main, summary
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive  # inductor takes most of its minute
 def test_it_measures_every_peer(capsys, monkeypatch):
     kept = {}
     monkeypatch.setattr(torch_compile, "written_today", lambda *_: {})

@@ -52,7 +52,7 @@ def affine(kind):
 
 
 GRAPHS = {
-    "product": lambda: product(32, 48, 64),
+    "product": lambda: product(16, 24, 32),
     "odd": lambda: product(13, 10, 37, finished),
     "vector": lambda: product(1, 96, 80, finished),
     "batch": lambda: product(6, 16, 20, batch=(3,)),
