@@ -43,7 +43,8 @@ void multiply_tiles(int64_t m, int64_t n, int64_t k, const T* a, int64_t stride_
   }
   if constexpr (std::is_same_v<T, float>) {
     const int64_t width = n < 1 ? 0 : panel_width(n, 0);  // a panel or less, so that a column of it lies in steps of that
-    if (n <= kPanel && few_apart_columns(m, n, k, a, stride_m, stride_k, packed, width, 1, tile)) return;
+    const bool pays = n <= m + 1;  // to copy the columns
+    if (pays && few_apart_columns(m, n, k, a, stride_m, stride_k, packed, width, 1, tile)) return;
   }
   if constexpr (kHalves<T>) return product(m, n, k, HalvesMatrix{{a, stride_m, stride_k}}, tile, packed);
   product(m, n, k, Matrix<T>{a, stride_m, stride_k, m}, tile, packed);

@@ -27,7 +27,7 @@ from kernels_hub.compiler.ir.op import Op, Shape
 from kernels_hub.compiler.ir.types import DType
 from kernels_hub.compiler.schedule.choices import Choices
 from kernels_hub.compiler.schedule.index import Loop, variables_in
-from kernels_hub.compiler.schedule.loop_plan import Plan
+from kernels_hub.compiler.schedule.loop_plan import LoopPlan
 
 
 class Role(enum.Enum):
@@ -419,7 +419,7 @@ class Nest:
     inner: tuple[Loop, ...]
     body: tuple[Statement, ...]
     anchor: Anchor | None = None
-    plan: Plan | None = None
+    plan: LoopPlan | None = None
 
     @property
     def reduces(self) -> bool:

@@ -40,30 +40,30 @@ SORTS: Mapping[str, str] = {"Turn": "h", "Tile": "h", "Unroll": "u", "Lanes": "u
 
 
 @dataclass(frozen=True)
-class Plan:
+class LoopPlan:
     """A term: see the module."""
 
     op: str
     numbers: tuple[int, ...] = ()
-    parts: tuple[Plan, ...] = ()
+    parts: tuple[LoopPlan, ...] = ()
 
     def __str__(self) -> str:
         return f"({' '.join((self.op, *map(str, self.numbers), *map(str, self.parts)))})"
 
-    def walk(self) -> Iterator[Plan]:
+    def walk(self) -> Iterator[LoopPlan]:
         """This term and all inside it, from outside."""
         yield self
         for part in self.parts:
             yield from part.walk()
 
 
-def parse_plan(text: str) -> Plan:
+def parse_plan(text: str) -> LoopPlan:
     """The plan that a text is, as `str` of one gives. Raises EngineError for any other text."""
     words = re.findall(r"[()]|[^\s()]+", text)
     if len(text) > MOST_LENGTH or len(words) > MOST_LENGTH // 4:
         raise EngineError(f"a plan of loops has at most {MOST_LENGTH} characters, this one {len(text)}")
-    stack: list[tuple[str, list[int], list[Plan]]] = []
-    found: list[Plan] = []
+    stack: list[tuple[str, list[int], list[LoopPlan]]] = []
+    found: list[LoopPlan] = []
     opened = False
     for word in words:
         if word == "(" and not opened:
@@ -83,7 +83,7 @@ def parse_plan(text: str) -> Plan:
     return found[0]
 
 
-def _term(op: str, numbers: list[int], parts: list[Plan]) -> Plan:
+def _term(op: str, numbers: list[int], parts: list[LoopPlan]) -> LoopPlan:
     if op not in KINDS:
         raise EngineError(f"a plan of loops is made of {', '.join(KINDS)}; there is no {op!r}")
     count, sorts = KINDS[op]
@@ -91,12 +91,12 @@ def _term(op: str, numbers: list[int], parts: list[Plan]) -> Plan:
         raise EngineError(
             f"in a plan of loops, {op} has {count} numbers and {len(sorts)} parts of their own kind"
         )
-    return Plan(op, tuple(numbers), tuple(parts))
+    return LoopPlan(op, tuple(numbers), tuple(parts))
 
 
-def plans_by_place(text: str) -> dict[int, Plan]:
+def plans_by_place(text: str) -> dict[int, LoopPlan]:
     """The plans of a schedule's nests by their places, from "0:(…);2:(…)". Raises EngineError."""
-    found: dict[int, Plan] = {}
+    found: dict[int, LoopPlan] = {}
     for one in filter(None, text.split(";")):
         place, _, plan = one.partition(":")
         if not place.isdecimal():

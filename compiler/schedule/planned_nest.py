@@ -20,7 +20,7 @@ from kernels_hub.compiler.schedule.kernel import (
     Store,
     variables,
 )
-from kernels_hub.compiler.schedule.loop_plan import Plan
+from kernels_hub.compiler.schedule.loop_plan import LoopPlan
 
 LANES = (4, 8, 16)
 """Elements of a vector."""
@@ -38,7 +38,7 @@ def places(kernels: Iterable[Kernel]) -> list[Nest]:
     return [nest for kernel in kernels for nest in kernel.nests if nest.reduces and nest.anchor is None]
 
 
-def with_plans(kernels: Sequence[Kernel], plans: Mapping[int, Plan]) -> tuple[Kernel, ...]:
+def with_plans(kernels: Sequence[Kernel], plans: Mapping[int, LoopPlan]) -> tuple[Kernel, ...]:
     """The kernels, with plans for some of their nests, by place; a number that is no place has no effect."""
     if not plans:
         return tuple(kernels)
@@ -95,16 +95,16 @@ class PlannedNest:
         """Whether something follows the reduction but storing it."""
         return self.store.arg != self.reduce.name
 
-    def naive(self) -> Plan:
+    def naive(self) -> LoopPlan:
         """Its loops as they are written."""
-        adding = self._around(Plan("Add", (0,)), self.axes)
+        adding = self._around(LoopPlan("Add", (0,)), self.axes)
         if not self.ends:
             return adding
-        return Plan("Then", (), (adding, self._around(Plan("End"), range(self.parallel))))
+        return LoopPlan("Then", (), (adding, self._around(LoopPlan("End"), range(self.parallel))))
 
-    def _around(self, plan: Plan, axes: range) -> Plan:
+    def _around(self, plan: LoopPlan, axes: range) -> LoopPlan:
         for axis in reversed(axes):
-            plan = Plan("Each", (axis, self.extents[axis], 1), (plan,))
+            plan = LoopPlan("Each", (axis, self.extents[axis], 1), (plan,))
         return plan
 
 
@@ -171,7 +171,7 @@ def _strides(place: Dim, loops: tuple[Loop, ...]) -> tuple[int, ...] | None:
     return tuple(int(found[0][loop.name]) for loop in loops)
 
 
-def check_plan(plan: Plan, nest: PlannedNest) -> None:
+def check_plan(plan: LoopPlan, nest: PlannedNest) -> None:
     """Raises EngineError unless a plan runs each turn of a nest once, every result's own in one thread."""
     _Check(nest).plan(plan, _Left(nest.extents))
 
@@ -200,10 +200,10 @@ class _Check:
         self.nest = nest
 
     @staticmethod
-    def fail(plan: Plan, why: str) -> EngineError:
+    def fail(plan: LoopPlan, why: str) -> EngineError:
         return EngineError(f"the plan of loops does not fit its nest at {str(plan)[:60]}: {why}")
 
-    def plan(self, plan: Plan, left: _Left) -> None:
+    def plan(self, plan: LoopPlan, left: _Left) -> None:
         """Of the sort of plans."""
         checks = {
             "Each": self._each, "Share": self._each, "Peel": self._peel, "Stage": self._stage, "Then": self._then,
@@ -227,7 +227,7 @@ class _Check:
     def _is_axis(self, axis: int, left: _Left) -> bool:
         return axis < (self.nest.parallel if left.ending else len(self.nest.loops))
 
-    def _each(self, plan: Plan, left: _Left) -> None:
+    def _each(self, plan: LoopPlan, left: _Left) -> None:
         axis, size, step = plan.numbers
         if not self._is_axis(axis, left) or left.sizes[axis] != size or not _divides(step, size):
             raise self.fail(
@@ -239,14 +239,14 @@ class _Check:
             )
         self.plan(plan.parts[0], left.of(axis, step, shared=plan.op == "Share"))
 
-    def _peel(self, plan: Plan, left: _Left) -> None:
+    def _peel(self, plan: LoopPlan, left: _Left) -> None:
         axis, first = plan.numbers
         if not self._is_axis(axis, left) or not 0 < first < left.sizes[axis]:
             raise self.fail(plan, f"axis {axis} has no elements behind {first}")
         self.plan(plan.parts[0], left.of(axis, first))
         self.plan(plan.parts[1], left.of(axis, left.sizes[axis] - first))
 
-    def _then(self, plan: Plan, left: _Left) -> None:
+    def _then(self, plan: LoopPlan, left: _Left) -> None:
         reduced = [axis for axis in self.nest.axes if self.nest.reduces(axis)]
         if (
             not self.nest.ends
@@ -258,7 +258,7 @@ class _Check:
         self.plan(plan.parts[0], left)
         self.plan(plan.parts[1], replace(left, ending=True))
 
-    def _stage(self, plan: Plan, left: _Left) -> None:
+    def _stage(self, plan: LoopPlan, left: _Left) -> None:
         (number,) = plan.numbers
         if number >= len(self.nest.operands) or left.copied >> number & 1 or left.ending:
             raise self.fail(plan, f"there is no operand {number} to copy")
@@ -268,7 +268,7 @@ class _Check:
             raise self.fail(plan, f"a copy has at most {MOST_STAGED} elements, this one {elements}")
         self.plan(plan.parts[0], replace(left, copied=left.copied | 1 << number, shared=False))
 
-    def _held(self, plan: Plan, left: _Left) -> None:
+    def _held(self, plan: LoopPlan, left: _Left) -> None:
         if plan.op == "Tile":
             self._written(plan.parts[0], left, 1)
             return
@@ -278,7 +278,7 @@ class _Check:
             raise self.fail(plan, f"axis {axis} has no {size} elements in steps of {step} to be reduced over")
         self._held(plan.parts[0], left.of(axis, step))
 
-    def _written(self, plan: Plan, left: _Left, points: int) -> None:
+    def _written(self, plan: LoopPlan, left: _Left, points: int) -> None:
         if plan.op == "Point":
             if any(size != 1 for size in left.sizes) or plan.numbers[0] != left.copied:
                 raise self.fail(plan, "more than one element is left, or an operand lies elsewhere")

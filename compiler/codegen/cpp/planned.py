@@ -21,7 +21,7 @@ from kernels_hub.compiler.ir.dims import Dim, Symbol, atom, product
 from kernels_hub.compiler.ir.extrema import substitute
 from kernels_hub.compiler.schedule.index import Loop
 from kernels_hub.compiler.schedule.kernel import Compute, Constant, Load
-from kernels_hub.compiler.schedule.loop_plan import Plan
+from kernels_hub.compiler.schedule.loop_plan import LoopPlan
 from kernels_hub.compiler.schedule.planned_nest import Operand, PlannedNest, check_plan, planned_nest
 
 HEADER = "lanes.h"
@@ -38,7 +38,7 @@ _OPERATORS: Mapping[str, str] = {
 }
 
 
-def print_planned(function: Function, plan: Plan) -> None:
+def print_planned(function: Function, plan: LoopPlan) -> None:
     """Write the functions of a nest. Raises EngineError where the plan is not one of it."""
     nest = planned_nest(function.nest)
     if nest is None:
@@ -78,7 +78,7 @@ class _Printer:
         self.lines, self.body, self.names = function.lines, function.body, function.names
         self._counter = itertools.count()
 
-    def emit(self, plan: Plan) -> None:
+    def emit(self, plan: LoopPlan) -> None:
         """Both functions of the nest."""
         nest, shared = self.nest, []
         inner = plan
@@ -104,7 +104,7 @@ class _Printer:
 
         self.function.rows(turns(loops), work, inside)
 
-    def plan(self, plan: Plan, at: _At) -> None:
+    def plan(self, plan: LoopPlan, at: _At) -> None:
         """One plan, as statements."""
         parts, lines = plan.parts, self.lines
         if plan.op == "Each":
@@ -126,7 +126,7 @@ class _Printer:
                 self._hold(parts[0], at)
         else:
             with lines.block(""):
-                self._hold(Plan("Tile", (), (Plan("Point", plan.numbers),)), at)
+                self._hold(LoopPlan("Tile", (), (LoopPlan("Point", plan.numbers),)), at)
 
     @contextmanager
     def _loop(self, axis: int, size: int, step: int, at: _At) -> Iterator[_At]:
@@ -194,7 +194,7 @@ class _Printer:
             place, {loop.name: at.bases[axis] + (offsets or {}).get(axis, 0) for axis, loop in loops}
         )
 
-    def _hold(self, plan: Plan, at: _At) -> None:
+    def _hold(self, plan: LoopPlan, at: _At) -> None:
         """A block of results: begun or loaded, added to, stored."""
         results = _Results(self, at, plan)
         results.begin()
@@ -227,7 +227,7 @@ class _Printer:
 class _Results:
     """The results of a block that is held in registers: a variable for each, or for each vector of them."""
 
-    def __init__(self, printer: _Printer, at: _At, plan: Plan) -> None:
+    def __init__(self, printer: _Printer, at: _At, plan: LoopPlan) -> None:
         self.printer, self.at, self.nest = printer, at, printer.nest
         self.turns = []
         while plan.op == "Turn":

@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from kernels_hub.compiler.schedule.loop_plan import Plan
+from kernels_hub.compiler.schedule.loop_plan import LoopPlan
 from kernels_hub.compiler.schedule.planned_nest import MOST_POINTS, MOST_STAGED
 from kernels_hub.compiler.search.nests.machine import CONFLICT, FORK, LINE, TURN, Lines, Machine, NestCosts
 from kernels_hub.compiler.search.nests.space import NestSpace, NestTerm
@@ -23,7 +23,7 @@ MOST_KEPT = 6
 class PricedPlan:
     """A plan and what it is predicted to take. kind: what is held and copied, by which plans differ most."""
 
-    plan: Plan
+    plan: LoopPlan
     seconds: float
     kind: str
 
@@ -36,7 +36,7 @@ class _Priced:
     turns: how many such parts threads share.
     """
 
-    plan: Plan
+    plan: LoopPlan
     cycles: float
     lines: tuple[Lines, ...] = ()
     kind: str = ""
@@ -98,17 +98,17 @@ class _Extraction:
     def _plans(self, name: str, term: NestTerm) -> Iterator[_Priced]:
         if term.op in {"Add", "Point"}:
             yield _Priced(
-                Plan(term.op, term.numbers), 12.0, self._moved(name) if term.op == "Add" else (), "added"
+                LoopPlan(term.op, term.numbers), 12.0, self._moved(name) if term.op == "Add" else (), "added"
             )
         elif term.op == "End":
-            yield _Priced(Plan("End"), 0.0, (), "end")
+            yield _Priced(LoopPlan("End"), 0.0, (), "end")
         elif term.op == "Each":
             yield from self._each(term)
         elif term.op == "Peel":
             for first in self.best(term.parts[0]):
                 for rest in self.best(term.parts[1])[:1]:
                     lines = tuple(_sum(a, b) for a, b in zip(first.lines, rest.lines, strict=True))
-                    plan = Plan("Peel", term.numbers, (first.plan, rest.plan))
+                    plan = LoopPlan("Peel", term.numbers, (first.plan, rest.plan))
                     yield replace(first, plan=plan, cycles=first.cycles + rest.cycles, lines=lines)
         elif term.op == "Stage":
             yield from self._stage(term)
@@ -119,7 +119,7 @@ class _Extraction:
         elif term.op in {"Turn", "Tile"}:
             for one in self.best(term.parts[0]) if term.parts[0] in self.space.classes else ():
                 turns = term.numbers[1] // term.numbers[2] if term.op == "Turn" else 1
-                plan = Plan(term.op, term.numbers, (one.plan,))
+                plan = LoopPlan(term.op, term.numbers, (one.plan,))
                 yield replace(one, plan=plan, cycles=one.cycles * turns)
         elif term.op in {"Unroll", "Lanes"}:
             yield from self._written(term)
@@ -153,7 +153,7 @@ class _Extraction:
                 )
             cycles = turns * (one.cycles + TURN) if one.kind != "end" else one.cycles
             yield replace(
-                one, plan=Plan("Each", term.numbers, (one.plan,)), cycles=cycles, lines=tuple(moved)
+                one, plan=LoopPlan("Each", term.numbers, (one.plan,)), cycles=cycles, lines=tuple(moved)
             )
 
     def _crowded(self, level: object, sizes: tuple[int, ...], copied: int) -> bool:
@@ -174,7 +174,7 @@ class _Extraction:
         for one in self.best(part):
             lines = tuple((*row[:operand], row[operand] + read, *row[operand + 1 :]) for row in one.lines)
             cycles = one.cycles + 10 + elements / 4
-            plan = Plan("Stage", term.numbers, (one.plan,))
+            plan = LoopPlan("Stage", term.numbers, (one.plan,))
             yield replace(one, plan=plan, cycles=cycles, lines=lines, kind=f"{one.kind} copy {operand}")
 
     def _then(self, name: str, term: NestTerm) -> Iterator[_Priced]:
@@ -187,7 +187,7 @@ class _Extraction:
                 row if lines * LINE * 4 <= level.bytes / 2 else (*row[:-1], row[-1] + lines)
                 for row, level in zip(one.lines, self.machine.levels, strict=bool(one.lines))
             )
-            plan = Plan("Then", (), (one.plan, end.plan))
+            plan = LoopPlan("Then", (), (one.plan, end.plan))
             yield replace(one, plan=plan, cycles=one.cycles + self.costs.end(sizes) + 4, lines=moved)
 
     def _hold(self, name: str, term: NestTerm) -> Iterator[_Priced]:
@@ -197,7 +197,7 @@ class _Extraction:
             shape = " ".join(f"{axis}x{count}" for axis, count in one.counts)
             kind = f"hold {shape} lanes {one.lane}"
             yield replace(
-                one, plan=Plan("Hold", (), (one.plan,)), cycles=cycles, lines=self._moved(name), kind=kind
+                one, plan=LoopPlan("Hold", (), (one.plan,)), cycles=cycles, lines=self._moved(name), kind=kind
             )
 
     def _written(self, term: NestTerm) -> Iterator[_Priced]:
@@ -212,7 +212,7 @@ class _Extraction:
             if math.prod(counts.values()) > MOST_POINTS:
                 continue
             cycles = self.costs.block(counts, lane)
-            plan = Plan(term.op, term.numbers, (one.plan,))
+            plan = LoopPlan(term.op, term.numbers, (one.plan,))
             ordered = tuple(sorted(counts.items()))
             yield _Priced(plan, cycles, (), f"{ordered} {lane}", ordered, lane)
 
@@ -222,7 +222,7 @@ class _Extraction:
                 yield _Priced(one.plan, self.price(one), (), one.kind)
                 continue
             turns = term.numbers[1] // term.numbers[2]
-            plan = Plan("Share", term.numbers, (one.plan,))
+            plan = LoopPlan("Share", term.numbers, (one.plan,))
             yield replace(
                 one, plan=plan, turns=one.turns * turns, kind=f"{one.kind.removesuffix(' shared')} shared"
             )

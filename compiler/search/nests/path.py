@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from kernels_hub.compiler.errors import CompilerError
-from kernels_hub.compiler.schedule.loop_plan import Plan
+from kernels_hub.compiler.schedule.loop_plan import LoopPlan
 from kernels_hub.compiler.schedule.planned_nest import PlannedNest
 
 MOST_STEPS = 1000
@@ -23,7 +23,7 @@ class Step:
 
     rules: tuple[str, ...]
     text: str
-    plan: Plan
+    plan: LoopPlan
 
     def __str__(self) -> str:
         return f"{'+'.join(self.rules)}: {self.text}"
@@ -33,10 +33,10 @@ class Step:
 class _Undone:
     rules: tuple[str, ...]
     text: str
-    plan: Plan
+    plan: LoopPlan
 
 
-def path(nest: PlannedNest, plan: Plan) -> tuple[Step, ...]:
+def path(nest: PlannedNest, plan: LoopPlan) -> tuple[Step, ...]:
     """The steps from `nest.naive()` to a plan that `check_plan` lets pass, in the order in which they are taken."""
     steps: list[Step] = []
     now = plan
@@ -49,7 +49,7 @@ def path(nest: PlannedNest, plan: Plan) -> tuple[Step, ...]:
     return tuple(reversed(steps))
 
 
-def _undone(nest: PlannedNest, plan: Plan) -> _Undone | None:
+def _undone(nest: PlannedNest, plan: LoopPlan) -> _Undone | None:
     """A plan before its last rewrite; None of naive loops."""
     for undo in (_shared, _held, functools.partial(_staged, nest), _fused, _tiled):
         if (found := undo(plan)) is not None:
@@ -57,32 +57,32 @@ def _undone(nest: PlannedNest, plan: Plan) -> _Undone | None:
     return None
 
 
-def _within(plan: Plan, undo: Callable[[Plan], _Undone | None]) -> _Undone | None:
+def _within(plan: LoopPlan, undo: Callable[[LoopPlan], _Undone | None]) -> _Undone | None:
     """The first term, from outside, that can be undone; the whole plan without it."""
     if (found := undo(plan)) is not None:
         return found
     for place, part in enumerate(plan.parts):
         if (found := _within(part, undo)) is not None:
             parts = (*plan.parts[:place], found.plan, *plan.parts[place + 1 :])
-            return _Undone(found.rules, found.text, Plan(plan.op, plan.numbers, parts))
+            return _Undone(found.rules, found.text, LoopPlan(plan.op, plan.numbers, parts))
     return None
 
 
-def _shared(plan: Plan) -> _Undone | None:
+def _shared(plan: LoopPlan) -> _Undone | None:
     """The innermost loop that threads share, as a plain one."""
 
-    def undo(one: Plan) -> _Undone | None:
+    def undo(one: LoopPlan) -> _Undone | None:
         if one.op != "Share" or one.parts[0].op == "Share":
             return None
         axis, size, step = one.numbers
         text = f"threads share axis {axis}, {size // step} turns of {step}"
-        return _Undone(("share",), text, Plan("Each", one.numbers, one.parts))
+        return _Undone(("share",), text, LoopPlan("Each", one.numbers, one.parts))
 
     return _within(plan, undo)
 
 
-def _held(plan: Plan) -> _Undone | None:
-    def undo(one: Plan) -> _Undone | None:
+def _held(plan: LoopPlan) -> _Undone | None:
+    def undo(one: LoopPlan) -> _Undone | None:
         if one.op != "Hold":
             return None
         done = [f"axis {axis}" for axis in dict.fromkeys(t.numbers[0] for t in one.walk() if t.op == "Turn")]
@@ -99,20 +99,20 @@ def _held(plan: Plan) -> _Undone | None:
     return _within(plan, undo)
 
 
-def _loops(plan: Plan) -> Plan:
+def _loops(plan: LoopPlan) -> LoopPlan:
     """What is held, as loops."""
     if plan.op == "Tile":
         return _loops(plan.parts[0])
     if plan.op == "Point":
-        return Plan("Add", plan.numbers)
+        return LoopPlan("Add", plan.numbers)
     numbers = (*plan.numbers, 1) if plan.op == "Lanes" else plan.numbers
-    return Plan("Each", numbers, (_loops(plan.parts[0]),))
+    return LoopPlan("Each", numbers, (_loops(plan.parts[0]),))
 
 
-def _staged(nest: PlannedNest, plan: Plan) -> _Undone | None:
+def _staged(nest: PlannedNest, plan: LoopPlan) -> _Undone | None:
     """A copy that is not made; where a loop that reads other parts in each turn follows it, that loop goes in first."""
 
-    def undo(one: Plan) -> _Undone | None:
+    def undo(one: LoopPlan) -> _Undone | None:
         if one.op != "Stage":
             return None
         (number,), (part,) = one.numbers, one.parts
@@ -123,62 +123,62 @@ def _staged(nest: PlannedNest, plan: Plan) -> _Undone | None:
             text = f"operand {number} is copied before axis {part.numbers[0]}"
             return _Undone(("stage",), text, _uncopied(part, ~(1 << number)))
         outer, inner = chain[-2:]
-        turned = Plan("Each", inner.numbers, (Plan("Each", outer.numbers, inner.parts),))
+        turned = LoopPlan("Each", inner.numbers, (LoopPlan("Each", outer.numbers, inner.parts),))
         for above in reversed(chain[:-2]):
-            turned = Plan("Each", above.numbers, (turned,))
+            turned = LoopPlan("Each", above.numbers, (turned,))
         text = f"axis {outer.numbers[0]} goes outside of axis {inner.numbers[0]}"
-        return _Undone(("swap",), text, Plan("Stage", one.numbers, (turned,)))
+        return _Undone(("swap",), text, LoopPlan("Stage", one.numbers, (turned,)))
 
     return _within(plan, undo)
 
 
-def _uncopied(plan: Plan, mask: int) -> Plan:
+def _uncopied(plan: LoopPlan, mask: int) -> LoopPlan:
     numbers = (plan.numbers[0] & mask,) if plan.op == "Add" else plan.numbers
-    return Plan(plan.op, numbers, tuple(_uncopied(part, mask) for part in plan.parts))
+    return LoopPlan(plan.op, numbers, tuple(_uncopied(part, mask) for part in plan.parts))
 
 
-def _fused(plan: Plan) -> _Undone | None:
-    def undo(one: Plan) -> _Undone | None:
+def _fused(plan: LoopPlan) -> _Undone | None:
+    def undo(one: LoopPlan) -> _Undone | None:
         if one.op != "Each" or one.parts[0].op != "Then":
             return None
-        apart = tuple(Plan("Each", one.numbers, (part,)) for part in one.parts[0].parts)
+        apart = tuple(LoopPlan("Each", one.numbers, (part,)) for part in one.parts[0].parts)
         return _Undone(
             ("fuse",),
             f"what follows the reduction joins it over axis {one.numbers[0]}",
-            Plan("Then", (), apart),
+            LoopPlan("Then", (), apart),
         )
 
     return _within(plan, undo)
 
 
-def _tiled(plan: Plan) -> _Undone | None:
+def _tiled(plan: LoopPlan) -> _Undone | None:
     """Loops in the order of their axes, those of one axis as one, whole axes; from inside."""
     return _ordered(plan, frozenset())
 
 
-def _ordered(plan: Plan, first: frozenset[int]) -> _Undone | None:
+def _ordered(plan: LoopPlan, first: frozenset[int]) -> _Undone | None:
     """first: axes that stand before all others, as the ends of peeled ones are put together there."""
     peeled = frozenset({plan.numbers[0]}) if plan.op == "Peel" else frozenset()
     for place, part in enumerate(plan.parts):
         if (found := _ordered(part, peeled or first)) is not None:
             parts = (*plan.parts[:place], found.plan, *plan.parts[place + 1 :])
-            return _Undone(found.rules, found.text, Plan(plan.op, plan.numbers, parts))
+            return _Undone(found.rules, found.text, LoopPlan(plan.op, plan.numbers, parts))
     if plan.op == "Peel":
         one, rest = plan.parts
         axis, at = plan.numbers
         if one.parts != rest.parts or one.numbers[0] != axis:
             return None
         text = f"{rest.numbers[1]} elements of axis {axis} are left to themselves"
-        return _Undone(("peel",), text, Plan("Each", (axis, at + rest.numbers[1], 1), one.parts))
+        return _Undone(("peel",), text, LoopPlan("Each", (axis, at + rest.numbers[1], 1), one.parts))
     if plan.op != "Each" or plan.parts[0].op != "Each":
         return None
     (inner,) = plan.parts
     (a, n, s), (b, _, t) = plan.numbers, inner.numbers
     if a == b:
         return _Undone(
-            ("split",), f"axis {a}, {n} elements in blocks of {s}", Plan("Each", (a, n, t), inner.parts)
+            ("split",), f"axis {a}, {n} elements in blocks of {s}", LoopPlan("Each", (a, n, t), inner.parts)
         )
     if (b not in first, b) < (a not in first, a):
-        turned = Plan("Each", inner.numbers, (Plan("Each", plan.numbers, inner.parts),))
+        turned = LoopPlan("Each", inner.numbers, (LoopPlan("Each", plan.numbers, inner.parts),))
         return _Undone(("swap",), f"axis {a} goes outside of axis {b}", turned)
     return None

@@ -7,7 +7,7 @@ import itertools
 from kernels_hub.compiler import Graph
 from kernels_hub.compiler.codegen.loops import simplified
 from kernels_hub.compiler.schedule.choices import Choices
-from kernels_hub.compiler.schedule.loop_plan import Plan
+from kernels_hub.compiler.schedule.loop_plan import LoopPlan
 from kernels_hub.compiler.schedule.planned_nest import MOST_POINTS, MOST_STAGED, places, planned_nest
 from kernels_hub.compiler.schedule.schedule import schedule
 
@@ -40,7 +40,7 @@ def drawn(space, random, name=None):
     parts = [drawn(space, random, part) for part in term.parts]
     if any(part is None for part in parts):
         return None
-    return parts[0] if term.op == "Alone" else Plan(term.op, term.numbers, tuple(parts))
+    return parts[0] if term.op == "Alone" else LoopPlan(term.op, term.numbers, tuple(parts))
 
 
 def fits(plan, nest):

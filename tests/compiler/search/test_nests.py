@@ -12,7 +12,7 @@ import torch
 from kernels_hub.compiler import Graph, compile, evaluate
 from kernels_hub.compiler.errors import EngineError
 from kernels_hub.compiler.schedule.choices import Choices
-from kernels_hub.compiler.schedule.loop_plan import Plan, parse_plan
+from kernels_hub.compiler.schedule.loop_plan import LoopPlan, parse_plan
 from kernels_hub.compiler.schedule.planned_nest import check_plan
 from kernels_hub.compiler.search.nests.extract import best_plans
 from kernels_hub.compiler.search.nests.machine import Machine
@@ -205,7 +205,7 @@ def test_what_is_no_plan(text):
 
 
 def test_a_plan_of_another_nest_is_refused_by_the_engine():
-    plan = Plan("Add", (0,))
+    plan = LoopPlan("Add", (0,))
     with pytest.raises(EngineError, match="more than one element"):
         compile(
             product(32, 48, 64), "cpu", engines=("cpp",), knobs={"cpp": {"loops": "0", "nests": f"0:{plan}"}}
