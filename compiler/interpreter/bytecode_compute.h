@@ -1,7 +1,7 @@
 // Instructions on registers: the operations of the op table, choices, conversions, reductions.
 #pragma once
 
-#include "bytecode.h"
+#include "bytecode_vectors.h"
 
 KH_NAMESPACE {
 
@@ -107,12 +107,23 @@ KH_INLINE void with_kind(RegisterKind kind, F&& f) {
   }
 }
 
+// Whether an operand of rows one behind the other is as long as they are, or one number.
+template <class T>
+KH_INLINE bool is_long_or_same(const Frame& frame, int32_t which, int64_t rows, int64_t columns) {
+  const Register& one = frame.registers[which];
+  if (columns == 1 || frame.is_wide(which)) return is_dense<T>(one, rows, columns);
+  return rows == 1 || (one.step == 0 && one.pointers == nullptr);
+}
+
 template <class T>
 void select_as(Frame& frame, const Instruction& one) {
   const Register &to = frame.registers[one.to], &test = frame.registers[one.a];
-  const int64_t rows = frame.rows_of(one.to), columns = frame.columns_of(one.to);
+  int64_t rows = frame.rows_of(one.to), columns = frame.columns_of(one.to);
   const bool wide_test = columns == 1 || frame.is_wide(one.a);
   const bool wide_b = columns == 1 || frame.is_wide(one.b), wide_c = columns == 1 || frame.is_wide(one.c);
+  if (wide_test && is_dense<T>(to, rows, columns) && is_dense<bool>(test, rows, columns) &&
+      is_long_or_same<T>(frame, one.b, rows, columns) && is_long_or_same<T>(frame, one.c, rows, columns))
+    columns *= rows, rows = 1;
   for (int64_t r = 0; r < rows; ++r) {
     T* const into = to.row<T>(r);
     const bool* const holds = test.row<bool>(r);
@@ -303,6 +314,16 @@ template <class T, class A>
 void feed_rows(Frame& frame, const Instruction& one) {
   const Register &to = frame.registers[one.to], &a = frame.registers[one.a];
   const int64_t rows = frame.rows_of(one.to), columns = frame.columns;
+  if constexpr (std::is_same_v<A, float>) {
+    if (rows >= kLanes / 2 && columns <= kFewColumns) {
+      switch (static_cast<Reduction>(one.extra)) {
+        case Reduction::kSum: return feed_short_rows<Adding, T>(to, a, rows, columns);
+        case Reduction::kMax: return feed_short_rows<Greatest, T>(to, a, rows, columns);
+        case Reduction::kMin: return feed_short_rows<Least, T>(to, a, rows, columns);
+        default: break;
+      }
+    }
+  }
   for (int64_t r = 0; r < rows; ++r) {
     T& total = *to.row<T>(r);
     const A* const from = a.row<A>(r);

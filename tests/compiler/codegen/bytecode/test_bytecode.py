@@ -156,6 +156,34 @@ def test_chains_and_tiles_of_any_size(dtype):
 
 
 @needs_compiler
+def test_rows_of_few_columns():
+    """Taken in by vectors, several at once: NaN and infinities, zeros of either sign, a number of its own for each row."""
+    n, m = symbol("n"), symbol("m")
+    graph = Graph("rows")
+    x, column = graph.input("x", (n, m)), graph.input("column", (n, 1))
+    wide = column.broadcast_to((n, m))
+    graph.output("quotients", (x - wide) / wide)
+    for kind in ("sum", "max", "min"):
+        graph.output(kind, x.reduce(kind, [1]))
+    made = schedule(graph)
+    for rows in (1, 7, 8, 16, 37):
+        for columns in (1, 2, 7, 15, 16, 17, 48, 49, 63, 64, 100, 127, 128, 129):
+            sizes = {"n": rows, "m": columns}
+            given = array(rows, columns)
+            if rows > 6:
+                for row, extreme in enumerate((np.nan, np.inf, -np.inf)):
+                    given[row, (row * 5) % columns] = given[row + 3, -1] = extreme
+            numbers = array(rows, 1, seed=1)
+            numbers[::3] = np.resize(np.array([0.0, -0.0], np.float32), (len(numbers[::3]), 1))
+            with np.errstate(divide="ignore", invalid="ignore"):
+                expected = evaluate(graph, {"x": given, "column": numbers}, bindings=sizes)
+            got = run_schedule(made, {"x": given, "column": numbers}, {}, sizes, interpreted=True)
+            for name in ("quotients", "max", "min"):
+                np.testing.assert_array_equal(got[name], expected[name], f"{name} of {rows} x {columns}")
+            np.testing.assert_allclose(got["sum"], expected["sum"], 1e-5, 1e-5)
+
+
+@needs_compiler
 @pytest.mark.parametrize("channels", [(3, 16), (16, 24), (24, 24)])
 @pytest.mark.parametrize("groups", [1, 3])
 def test_small_tiles_of_convolutions_wait_for_more(channels, groups):
