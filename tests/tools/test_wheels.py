@@ -51,14 +51,15 @@ extern "C" int64_t regions(int64_t n, int64_t* out, int inside) {
 @needs_x86
 @pytest.mark.slow
 def test_a_slice_is_built_loads_and_runs_its_regions(tmp_path: Path):
-    """Two builds give the same bytes; regions run on PyTorch's threads, and every turn of a loop once."""
+    """Builds in two folders give the same bytes; regions run on PyTorch's threads, and every turn of a loop once."""
     import torch
 
-    source = tmp_path / "regions.cpp"
-    source.write_text(REGIONS)
-    units = [native.Unit(source, (tmp_path,))]
     least = native.Platform("x86_64", native.X86_64.levels[-1:])
     for name in ("one", "two"):
+        source = tmp_path / f"sources-{name}" / "regions.cpp"
+        source.parent.mkdir()
+        source.write_text(REGIONS)
+        units = [native.Unit(source, (source.parent,))]
         native.build(units, least, tmp_path / name)
     files = [sorted((tmp_path / name).iterdir()) for name in ("one", "two")]
     assert [one.read_bytes() for one in files[0]] == [one.read_bytes() for one in files[1]]

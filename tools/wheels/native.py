@@ -37,6 +37,7 @@ GLIBC = "2.28"
 FLAGS = (
     "-std=c++20", "-O3", "-fopenmp", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast", "-fwrapv",
     "-fPIC", "-w",
+    "-g0",  # Zig's default, -g, has Clang name the source file, by its path, of each parallel region
 )  # fmt: skip
 
 
