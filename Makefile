@@ -21,7 +21,7 @@
 #   make test BIN=/path/to/env/bin  in an environment that has everything; nothing is installed
 #   make unit TORCH=2.13.0          with another PyTorch, in .venvs/torch-2.13.0
 #   make unit ARGS="-k mapping"     a part of the tests
-#   make unit PROCESSES=0           in one process; by default one a CPU, four at most
+#   make unit PROCESSES=0           in one process; by default one more than CPUs, four at most
 
 PYTHON ?= python3
 TORCH ?=
@@ -34,7 +34,8 @@ TESTS_OF_VERSIONS = tests/test_triton_interpreted.py tests/layers tests/kerneliz
 	tests/compiler/importers/test_torch_export.py
 # Of these, what compiles whole models; `make test-all` runs it with every PyTorch.
 WHOLE_MODELS = tests/kernelization/test_compiled_caches.py tests/kernelization/test_compiled_mapping.py
-PROCESSES ?= auto
+# One more than there are processors: tests wait for servers, compilers and clocks.
+PROCESSES ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
 BENCHMARKS ?= import_time kernelize layers models hub server compiler_front compiler cold_start
 
 ifneq ($(BIN),)
