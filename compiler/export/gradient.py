@@ -145,11 +145,11 @@ def _in_training(source: Source, layer: str) -> tuple[Module, ...] | str:
     example = source.example
     assert example is not None
     with in_mode(example.module, training=False):
-        before = recorded(example, by_layout=source.by_layout)
+        before = recorded(example, by_layout=source.by_layout, remembered=source.remembered)
     with in_mode(example.module, training=True):
         try:
             graph = from_module(example, layer).graph
-            after = recorded(example, by_layout=source.by_layout)
+            after = recorded(example, by_layout=source.by_layout, remembered=source.remembered)
         except Exception as error:  # noqa: BLE001  (of the model, or of torch.export)
             return f"in training, its forward cannot be traced: {str(error).splitlines()[0]}"
     if print_graph(graph, data=True) != print_graph(source.graph, data=True):

@@ -65,7 +65,7 @@ def compile_programs(
     modules = found.modules or ()
     if found.modules is None and found.example is not None:
         with evaluating(found.example.module):
-            modules = recorded(found.example, by_layout=found.by_layout)
+            modules = recorded(found.example, by_layout=found.by_layout, remembered=found.remembered)
     scheduled = schedule(graph, choices=Choices.of(for_cpu.choices if for_cpu is not None else {}))
     native = Parts(layer, lowered, scheduled, native_program(scheduled), modules, label)
     if not triton:

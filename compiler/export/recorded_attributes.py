@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import copy
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from enum import Enum
@@ -46,10 +46,13 @@ Names = dict[str, list[str] | None]
 Recorded = tuple[dict[str, Names], Asked, list[str]]
 
 
-def recorded(example: Example, *, by_layout: bool = False) -> tuple[Module, ...]:
+def recorded(
+    example: Example, *, by_layout: bool = False, remembered: Collection[tuple[str, str]] = ()
+) -> tuple[Module, ...]:
     """The module and all inside of it, with the attributes that a run of the example reads.
 
-    by_layout: what its results share, or what it writes to, depends on strides of its arguments.
+    by_layout: what its results share, or what it writes to, depends on strides of its arguments. remembered: attributes
+    for which the program does not ask: see `importers.asked_tensors.Asks`.
     """
     read, around, said = _run(example)
     if said and (said := _run(example)[2]):  # what is said once is no part of a call
@@ -70,11 +73,14 @@ def recorded(example: Example, *, by_layout: bool = False) -> tuple[Module, ...]
             "contiguous: give one that is"
         )
     inside = places(example.module)
+    unasked = {(id(example.module.get_submodule(path)), name) for path, name in remembered}
     modules: list[Module] = []
     for path, module in example.module.named_modules(remove_duplicate=False):
         names: list[str] = []
         functions: list[str] = []
         for name, inner in read[path].items():
+            if (id(module), name) in unasked:
+                continue
             if name == "training" and isinstance(module, nn.modules.dropout._DropoutNd) and module.p == 0:
                 continue
             names += [name] if inner is None else [f"{name}.{loop}" for loop in inner]

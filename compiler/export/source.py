@@ -93,6 +93,8 @@ class Source:
     """The output that tells whether what it asserts of data holds."""
     by_layout: bool = False
     """See `importers.torch_aliases.Shared`."""
+    remembered: frozenset[tuple[str, str]] = frozenset()
+    """See `importers.asked_tensors.Asks`."""
     asks_for_values: bool = False
     """Whether sizes that only data tell here might be known where the sizes of arguments are fixed: see `by_values`."""
 
@@ -156,6 +158,7 @@ def from_module(
     return Source(
         graph, signature, arguments, result, changed, views, example, names, arrays, constants,
         by_layout=program.shared.by_layout, assertions=_place_of(ASSERTIONS, graph),
+        remembered=frozenset() if program.asks is None else program.asks.remembered,
     )  # fmt: skip
 
 

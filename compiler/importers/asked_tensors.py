@@ -22,6 +22,7 @@ from torch import nn
 from kernels_hub.compiler.errors import ImportFailure
 from kernels_hub.compiler.importers.known_code import is_of_model
 from kernels_hub.compiler.importers.outer_data import IDENTITY, names_of_code
+from kernels_hub.compiler.importers.remembered_tensors import are_of_module, has_remembered
 from kernels_hub.compiler.importers.tensor_facts import OF_ONE_CALL
 from kernels_hub.compiler.importers.torch_autograd import items_of
 
@@ -33,10 +34,14 @@ _REGISTRIES = frozenset({"_parameters", "_buffers", "_modules"})
 
 @dataclass(frozen=True)
 class Asks:
-    """layout: strides, gradients, or whether a tensor is a Parameter. identity: whether things are the same object."""
+    """layout: strides, gradients, or whether a tensor is a Parameter. identity: whether things are the same object.
+
+    remembered: (path of a module, attribute) of tensors that a call leaves for later ones, and a program computes.
+    """
 
     layout: bool = False
     identity: bool = False
+    remembered: frozenset[tuple[str, str]] = frozenset()
 
 
 @dataclass
@@ -46,6 +51,7 @@ class Asking:
     module: nn.Module
     layout: bool = False
     changed: dict[tuple[str, str], _Attribute] = field(default_factory=dict)
+    remembered: frozenset[tuple[str, str]] = frozenset()
 
     def note(self, func: object, frame: FrameType) -> None:
         """One of `tensor_facts` was asked from a frame. Raises ImportFailure for what is of one call."""
@@ -61,7 +67,7 @@ class Asking:
     def asks(self) -> Asks:
         """All that is asked: by what was noted, and by what the code says."""
         names = names_of_code(self.module)
-        return Asks(self.layout or "Parameter" in names, IDENTITY in names)
+        return Asks(self.layout or "Parameter" in names, IDENTITY in names, self.remembered)
 
     @contextmanager
     def kept_attributes(self) -> Iterator[None]:
@@ -148,18 +154,28 @@ def _are_same(items: _Items, others: object) -> bool:
 
 
 def settled(
-    program: ExportedProgram, asking: Asking, again: Callable[[], ExportedProgram]
+    program: ExportedProgram,
+    asking: Asking,
+    again: Callable[[], ExportedProgram],
+    *,
+    args: tuple[object, ...],
+    kwargs: Mapping[str, object],
 ) -> ExportedProgram:
-    """The program, where the next call would be traced to the same one. again: traces that.
+    """The program, where the next call would be traced to the same one, or would compute the same from tensors that
+    this one left in the module. again: traces the next call; args, kwargs: of the call.
 
     Raises ImportFailure with the attributes that make it another.
     """
     if not asking.changed:
         return program
     names = [f"{path}.{name}" if path else name for path, name in asking.changed]
-    with asking.as_left():
-        other = again()
-    if not _is_same_program(program, other):
+    if has_remembered(left.value if left.items is None else left.items for left in asking.changed.values()):
+        is_same = are_of_module(asking.module, args, kwargs)
+        asking.remembered = frozenset(asking.changed) if is_same else frozenset()
+    else:
+        with asking.as_left():
+            is_same = _is_same_program(program, again())
+    if not is_same:
         raise ImportFailure(
             f"the forward changes {', '.join(names[:3])} of its module at each call, and computes something else then; "
             "a program does not: keep that in a buffer or among the arguments, or compile its layers"

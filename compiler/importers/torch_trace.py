@@ -77,7 +77,7 @@ def trace(
             with listening(module, asking):
                 return _exported(module, args, kwargs, dynamic_shapes)
 
-        return settled(once(), asking, once), asking.asks()
+        return settled(once(), asking, once, args=args, kwargs=kwargs), asking.asks()
 
 
 def _of_inference_mode(module: torch.nn.Module) -> bool:

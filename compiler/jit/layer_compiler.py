@@ -245,7 +245,9 @@ def _recorded(source: Source) -> Source:
 
     assert source.example is not None
     with evaluating(source.example.module):
-        return dataclasses.replace(source, modules=recorded(source.example, by_layout=source.by_layout))
+        return dataclasses.replace(
+            source, modules=recorded(source.example, by_layout=source.by_layout, remembered=source.remembered)
+        )
 
 
 def _graph_key(layer: CompiledLayer, source: Source) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from kernels_hub import Mode, explain, kernelize, report, restore
 from tests.combinations import first
@@ -171,6 +171,34 @@ def test_a_mixture(experts: int):
     assert swapped(module).swapped
     check(module, input_ids=ids(3, 9))
     check(module, input_ids=torch.zeros(2, 5, dtype=torch.int64))
+
+
+class Biased(nn.Module):
+    """Adds a bias gathered from its weights at its first call, as attention of LeViT does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+        self.table = nn.Parameter(torch.randn(2, 8))
+        self.cache: dict[str, Tensor] = {}
+
+    def forward(self, x: Tensor) -> Tensor:
+        if str(x.device) not in self.cache:
+            self.cache[str(x.device)] = self.table[torch.tensor([1, 0, 1, 1])]
+        result: Tensor = self.linear(x) + self.cache[str(x.device)]
+        return result
+
+
+def test_a_model_that_remembers_what_it_gathered():
+    """Compiled before its first call, it is itself after one."""
+    module = Biased().eval()
+    kernelize(module, mode=Mode.INFERENCE)
+    for rows in (2, 3):
+        x = torch.randn(rows, 4, 8)
+        ours = module(x)
+        assert swapped(module).swapped
+        torch.testing.assert_close(ours, Biased.forward(module, x))
+    assert module.cache
 
 
 def test_what_cannot_be_compiled_runs_on_the_other_layers(caplog: pytest.LogCaptureFixture):

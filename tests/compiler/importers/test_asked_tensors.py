@@ -13,6 +13,7 @@ from torch.nn import Parameter as Renamed
 
 from kernels_hub.compiler import compile
 from kernels_hub.compiler.errors import ImportFailure, PlanError
+from kernels_hub.compiler.importers.torch_export import import_torch
 
 
 class Asking(nn.Module):
@@ -128,6 +129,48 @@ def test_what_a_forward_only_leaves_behind_is_not():
     run = compile((model, (X,)), "cpu", engines=["library"])
     assert (model.calls, model.largest, model.seen) == (0, 0, [])
     torch.testing.assert_close(run(X), model(X))
+
+
+class Remembering(nn.Module):
+    """Adds what its first call computed, by the way of `attention_bias_cache` in models of timm."""
+
+    def __init__(self, bias: Callable[[Remembering, torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.randn(2, 4))
+        self.bias = bias
+        self.cache: dict[str, torch.Tensor] = {}
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if "bias" not in self.cache:
+            self.cache["bias"] = self.bias(self, x)
+        return x + self.cache["bias"]
+
+
+def test_what_a_forward_remembers_of_its_module_is_computed_at_each_call():
+    model = Remembering(lambda m, x: m.table[torch.tensor([1, 0, 0, 1])])
+    run = compile((model, (X,)), "cpu", engines=["library"])
+    assert model.cache == {}
+    for other in (X, torch.randn(4, 4)):
+        assert torch.equal(run(other), model(other))
+
+
+@pytest.mark.parametrize(
+    "bias",
+    [lambda m, x: x * 2, lambda m, x: x.mean() + m.table[0], lambda m, x: torch.randn(4)],
+    ids=["argument", "mean of an argument", "random"],
+)
+def test_what_a_forward_remembers_of_a_call_is_refused(bias: Callable[..., torch.Tensor]):
+    model = Remembering(bias)
+    with pytest.raises(ImportFailure, match="the forward changes cache of its module"):
+        compile((model, (X,)), "cpu")
+    assert model.cache == {}
+
+
+def test_what_a_forward_remembers_by_the_sizes_of_its_arguments_is_refused():
+    """It may be what an earlier, larger call left."""
+    model = Remembering(lambda m, x: torch.ones(x.shape[0], 1) * x.shape[0])
+    with pytest.raises(ImportFailure):
+        import_torch(model, (X,), dynamic_shapes=({0: torch.export.Dim("rows", min=2, max=64)},))
 
 
 OF_ONE_CALL: Sequence[Callable[..., Any]] = (

@@ -1,0 +1,89 @@
+"""Tensors that a forward stores in its module for later calls, such as attention biases gathered from a table.
+
+    if device not in self.cache:
+        self.cache[device] = self.table[:, self.index]
+
+A trace begins without them, and a program computes them at each call. That gives what later calls of the module give
+where the tensors depend on the module alone. Whether they do, calls of a copy of the module tell.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Mapping
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+_Arguments = tuple[tuple[object, ...], dict[str, object]]
+
+
+def has_remembered(left: Iterable[object]) -> bool:
+    """Whether tensors are among what a trace left in attributes, all of sizes that no argument decides.
+
+    left: values of attributes. What a forward remembers by the sizes of its arguments may depend on the calls before.
+    """
+    leaves = pytree.tree_leaves([*left])
+    tensors = [one for one in leaves if isinstance(one, torch.Tensor)]
+    sizes = [size for tensor in tensors for size in tensor.shape]
+    return bool(tensors) and not any(isinstance(one, torch.SymInt) for one in [*leaves, *sizes])
+
+
+def are_of_module(module: nn.Module, args: tuple[object, ...], kwargs: Mapping[str, object]) -> bool:
+    """Whether a call computes the same after another call, of other arguments, as it does first.
+
+    Three calls of copies that share the module's parameters. False where there can be no copy, where a call raises,
+    and where arguments of other values cannot be had.
+    """
+    other = _others((args, dict(kwargs)))
+    if other is None:
+        return False
+    try:
+        with torch.random.fork_rng(devices=[]):
+            used, fresh = _copied(module), _copied(module)
+            _called(used, (args, dict(kwargs)))
+            after, first = (pytree.tree_leaves(_called(one, other)) for one in (used, fresh))
+    except Exception:  # noqa: BLE001  (whatever the module raises for arguments that its caller did not give)
+        return False
+    return len(after) == len(first) and all(map(_are_equal, after, first))
+
+
+def _copied(module: nn.Module) -> nn.Module:
+    return copy.deepcopy(module, {id(one): one for one in module.parameters()})
+
+
+def _called(module: nn.Module, arguments: _Arguments) -> object:
+    """The result on copies of the arguments, which a forward may write to."""
+    args, kwargs = pytree.tree_map_only(torch.Tensor, torch.clone, arguments)
+    return module(*args, **kwargs)
+
+
+def _others(arguments: _Arguments) -> _Arguments | None:
+    """Arguments of the same shapes that hold other values; None where no tensor of them can."""
+    random = torch.Generator().manual_seed(0)
+    tensors = [one for one in pytree.tree_leaves(arguments) if isinstance(one, torch.Tensor)]
+
+    def other(tensor: torch.Tensor) -> torch.Tensor:
+        turned = tensor.flip(tuple(range(tensor.dim())))
+        if not tensor.is_floating_point():
+            return turned
+        noise = torch.randn(tensor.shape, generator=random).to(tensor.device, tensor.dtype)
+        return turned + noise
+
+    try:
+        found: _Arguments = pytree.tree_map_only(torch.Tensor, other, arguments)
+        others = [one for one in pytree.tree_leaves(found) if isinstance(one, torch.Tensor)]
+        differ = any(not torch.equal(one, before) for one, before in zip(others, tensors, strict=True))
+    except (
+        RuntimeError,
+        NotImplementedError,
+    ):  # meta tensors, and dtypes that cannot be turned round or compared
+        return None
+    return found if differ else None
+
+
+def _are_equal(one: object, other: object) -> bool:
+    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
+        return one.shape == other.shape and torch.allclose(one, other, rtol=0.0, atol=0.0, equal_nan=True)
+    return type(one) is type(other) and one == other
