@@ -44,10 +44,15 @@ CREATE TABLE IF NOT EXISTS facets (
         Column("facets", "name", "TEXT NOT NULL DEFAULT ''"),
     ),
     indexes=(
-        Index("facets_newest", "facets", "kind, lower(value), created DESC, repository"),
-        Index("facets_updated", "facets", "kind, lower(value), updated DESC, created DESC, repository"),
-        Index("facets_downloads", "facets", "kind, lower(value), downloads DESC, created DESC, repository"),
-        Index("facets_name", "facets", "kind, lower(value), name, repository"),
+        *(
+            Index(f"facets_{order}", "facets", f"kind, lower(value), {keys}, repository", bounded="value")
+            for order, keys in {
+                "newest": "created DESC",
+                "updated": "updated DESC, created DESC",
+                "downloads": "downloads DESC, created DESC",
+                "name": "name",
+            }.items()
+        ),
     ),
     triggers=(
         Trigger(

@@ -2,12 +2,16 @@
 
 A list is read in its order, from an index of it, until a page is full: of all repositories, or of those that have a
 facet, the rarest one that is asked for. Where a word, several facets together or a publisher leave few repositories,
-counted up to `_few`, those are read from the index of that, and sorted; of a word of more than `LEAST_SORTED`, the
-planner of PostgreSQL knows better. Several facets are found by one index, which each repository is in with all of its
-facets (`facets.token_of`), so that they count as one filter. Words of one or two letters alone, which no index finds,
-are looked for among the first `MOST_LOOKED_AT` of the order, or the first `MOST_JOINED` where rows of two tables are
-read. So a list takes as long with a million repositories, but for filters of which each leaves many and all together
-few, where no index finds those that have all.
+counted up to `_few`, those are read from the index of that, and sorted; where rows of two tables are read for a word of
+more than `LEAST_SORTED`, the planner of PostgreSQL knows better. Several facets are found by one index, which each
+repository is in with all of its facets (`facets.token_of`), so that they count as one filter; PostgreSQL, where many
+have all, merges the entries of each. Words of one or two letters alone, which no index finds, are looked for among the
+first `MOST_LOOKED_AT` of the order, or the first `MOST_JOINED` where rows of two tables are read. So a list takes as
+long with a million repositories, but for filters of which each leaves many and all together few, where no index finds
+those that have all.
+
+The indexes have what lists are filtered by in their entries, since a row of the table, wherever it lies, takes five
+times as long as an entry: SQLite all words, PostgreSQL those of texts that are not long.
 """
 
 from __future__ import annotations
@@ -30,7 +34,7 @@ MOST_LOOKED_AT = 10_000
 MOST_JOINED = 4_000
 """The same, where the order is another table's: each row takes two to five times as long."""
 _COSTS = {
-    (True, "search"): (1, 1),
+    (True, "search"): (1, 7),
     (True, "ranks"): (4, 2),
     (True, "facets"): (1, 2),
     (False, "search"): (1, 6),
@@ -38,13 +42,23 @@ _COSTS = {
     (False, "facets"): (8, 9),
 }
 """(Whether the database plans, the table that an index has in the order) -> what a row takes that is read in order, and
-one that is sorted: as measured with 100,000 repositories, in microseconds or half of them."""
+one that is sorted: as measured with 100,000 repositories, in microseconds or some other part of a second."""
 _MOST_SIZED = 100_000
 """Repositories of a facet that are counted, where it is asked which of several is the rarest."""
 _SIZE_SECONDS = 60.0
 """How long a number of rows is believed, where it only says which way is quick."""
 _COUNTS_KEPT = 1000
 _HAS_FACET = "facets.kind = ? AND lower(facets.value) = ?"
+_HAS_WORD = "(instr(search.name, ?) > 0 OR instr(search.words, ?) > 0)"
+_HAS_WORD_BRIEFLY = (
+    f"CASE WHEN search.{TEXT.brief} IS NOT NULL THEN instr(search.{TEXT.brief}, ?) > 0 ELSE "  # noqa: S608 -- ours
+    # A subquery of one row, which no planner turns into a list of all rows with the word.
+    "(SELECT instr(whole.name, ?) > 0 OR instr(whole.words, ?) > 0 FROM search AS whole "
+    "WHERE whole.repository = search.repository) END"
+)
+"""The same by an index of the order alone, but for the rows with long texts."""
+_COVERED = "repository, type, namespace, private, gated, created, name"
+"""What the indexes of the orders of `search` have, besides words."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +67,7 @@ class Condition:
 
     few: indexes, each of which finds all of them and maybe others.
     words: indexes of texts that find them, where the database plans by how many they find.
+    texts: words without spaces, which are in each; `tested` makes conditions on rows of them.
     facets: kinds and values, in lower case, which are asked for besides.
     found: whether a text in it is found by an index; False where all that there are are too short, None without any.
     after: the place where a list goes on; "" for its beginning.
@@ -62,6 +77,7 @@ class Condition:
     values: tuple[object, ...] = ()
     few: tuple[Containing, ...] = ()
     words: tuple[Containing, ...] = ()
+    texts: tuple[str, ...] = ()
     facets: tuple[tuple[str, str], ...] = ()
     found: bool | None = None
     after: str = ""
@@ -72,6 +88,17 @@ class Condition:
         return replace(
             self, text=f"{self.text} AND {text}", values=(*self.values, *values), few=(*self.few, *more)
         )
+
+    def having(self, word: str) -> Condition:
+        """Those of these with a word, which has no space, in their names or words."""
+        return replace(self, texts=(*self.texts, word))
+
+    def tested(self, has: str) -> Condition:
+        """These, with the words looked for in each row. has: a condition on rows with ? for a word, once or more."""
+        condition = self
+        for word in self.texts:
+            condition = condition.also(has, *(word,) * has.count("?"))
+        return replace(condition, texts=())
 
     def going_on(self, order: Order) -> Condition:
         """Those after the place. order: of the rows that are read. Refuses (400) a place of another order."""
@@ -118,25 +145,21 @@ class Sources:
         if condition.facets:
             yield from self._of_facets(condition, order, wanted)
             return
-        for found in condition.words:
-            condition = condition.also(found.condition[0], *found.condition[1])
         if condition.found is False and not condition.few:
             for first in self._looked_at(wanted, is_joined=order.ranked):
                 yield self._in_order(condition, order, first)
             return
         every = self._in_order(condition, order)
-        if not condition.few:
-            words = self._together(condition.words)
-            if words and self._count(words.keys, LEAST_SORTED) <= LEAST_SORTED:
-                # The planner, which guesses, would read all rows in order for a word of one where its sample has that.
-                yield self._of_few(condition, words, order)
-            else:
-                yield every
+        words = self._together(condition.words)
+        if not condition.few and not words:
+            yield every
             return
-        most = self._few(wanted, order, self._all())
-        count, few = self._fewest(condition.few, most)
+        # How many rows of two tables are read for a word, the planner knows; but it guesses, and would read all rows
+        # in order for a word of one where its sample has that.
+        planned = order.ranked and not condition.few
+        most = LEAST_SORTED if planned else self._few(wanted, order, self._all())
+        count, few = self._fewest((*condition.few, *((words,) if words else ())), most)
         if count > most:
-            # How many rows have a word, the planner knows.
             planned = self._database.plans and condition.found
             first = 4 * wanted * self._all() // max(count, 1) + LEAST_SORTED
             bound = None if condition.after or planned else self._bound(every, first)
@@ -206,6 +229,9 @@ class Sources:
         most = self._few(wanted, every.order, size)
         count, fewest = self._fewest(few, most)
         if count > most and size > most:
+            if self._database.plans and others and condition.found is None:
+                yield self._in_order_of_facet(condition, facet, order, others=others)
+                return
             first = 4 * wanted * size // max(count, 1) + LEAST_SORTED
             if first >= size or condition.after:
                 yield every
@@ -271,6 +297,7 @@ class Sources:
 
     def _of_few(self, condition: Condition, few: Containing, order: Order) -> Source:
         """Rows that an index finds, to be sorted."""
+        condition = condition.tested(_HAS_WORD)
         join = self._database.forced_join
         ranks = f" {join} ranks ON ranks.repository = search.repository" if order.ranked else ""
         condition = condition.going_on(order)
@@ -284,29 +311,47 @@ class Sources:
         return Source(source, replace(condition, values=(*values, *condition.values)), order)
 
     def _in_order_of_facet(
-        self, condition: Condition, facet: tuple[str, str], order: Order, most: int = 0
+        self,
+        condition: Condition,
+        facet: tuple[str, str],
+        order: Order,
+        most: int = 0,
+        others: Sequence[tuple[str, str]] = (),
     ) -> Source:
-        """All rows of a facet in their order, or the first `most` of them."""
+        """All rows of a facet in their order, or the first `most` of them.
+
+        others: facets that they have besides, read from the same index in the same order, so that one merge of index
+        entries finds those that have all: where each has many repositories, by a database that plans for few.
+        """
         order, join = order.of_facet, self._database.forced_join
-        condition = condition.going_on(order)
+        condition = condition.tested(_HAS_WORD).going_on(order)
         read, text = f"facets{self._database.in_order(order.index)}", f"{_HAS_FACET} AND {condition.text}"
         if most:
             first = f"WHERE {_HAS_FACET} ORDER BY {order.by} LIMIT {most}"
             read, text = f"(SELECT * FROM {read} {first}) AS facets", condition.text  # noqa: S608
-        source = f"FROM {read} {join} search ON search.repository = facets.repository"
-        among = replace(condition, text=text, values=(*facet, *condition.values))
+        source, values = f"FROM {read} ", list[str]()
+        for number, other in enumerate(others):
+            name = f"facets{number}"
+            same = " AND ".join(f"{name}.{key.name} = {key.column}" for key in order.keys)
+            source += f"JOIN facets AS {name} ON {same} AND {_HAS_FACET.replace('facets', name)} "
+            values += other
+        source += f"{join} search ON search.repository = facets.repository"
+        among = replace(condition, text=text, values=(*values, *facet, *condition.values))
         return Source(source, among, order, (_HAS_FACET, facet))
 
     def _in_order(self, condition: Condition, order: Order, most: int = 0) -> Source:
         """All rows in their order, or the first `most` of them."""
         join = self._database.forced_join
+        is_brief = self._database.plans and not order.ranked
+        if not is_brief:
+            for found in condition.words:
+                condition = condition.also(found.condition[0], *found.condition[1])
+        condition = condition.tested(_HAS_WORD_BRIEFLY if is_brief else _HAS_WORD)
         table = "ranks" if order.ranked else "search"
         read = f"{table}{'' if order.ranked else self._database.in_order(order.index)}"
         if most:
             # Of what an index covers, where it does.
-            columns = (
-                "*" if order.ranked else "repository, type, namespace, private, gated, created, name, words"
-            )
+            columns = "*" if order.ranked else f"{_COVERED}, {TEXT.brief if is_brief else 'words'}"
             read = f"(SELECT {columns} FROM {read} ORDER BY {order.by} LIMIT {most}) AS {table}"  # noqa: S608
         ranked = f" {join} search ON search.repository = ranks.repository" if order.ranked else ""
         return Source(f"FROM {read}{ranked}", condition.going_on(order), order)

@@ -26,6 +26,11 @@ class Key:
     of: type
     falling: bool = True
 
+    @property
+    def name(self) -> str:
+        """The column without its table."""
+        return self.column.partition(".")[2]
+
 
 @dataclass(frozen=True)
 class Order:
@@ -52,7 +57,7 @@ class Order:
     @property
     def of_facet(self) -> Order:
         """The same order, of rows of the table `facets`, which has copies of the keys."""
-        keys = (replace(key, column=f"facets.{key.column.partition('.')[2]}") for key in self.keys)
+        keys = (replace(key, column=f"facets.{key.name}") for key in self.keys)
         return Order(tuple(keys), self.facet_index, self.facet_index)
 
     @property

@@ -206,8 +206,7 @@ class Search:
             own = self._own(caller)
             condition = Condition(f"({condition.text} OR ({own.text}))", own.values)
         for word in wanted.words:
-            condition = self._sources.containing(condition, word)
-            condition = condition.also("(instr(search.name, ?) > 0 OR instr(words, ?) > 0)", word, word)
+            condition = self._sources.containing(condition, word).having(word)
         if publisher := wanted.facets.get("publisher"):
             condition = condition.also("namespace = ?", publisher, few=_of_publisher(publisher))
         facets = ((kind, lower(value)) for kind, value in wanted.facets.items() if kind != "publisher")

@@ -13,7 +13,7 @@ INSERT INTO ranks (repository, created)
 UPDATE search SET stale = 1 WHERE NOT EXISTS (SELECT 1 FROM upgrades WHERE name = 'facets');
 INSERT INTO upgrades VALUES ('facets') ON CONFLICT DO NOTHING;
 """
-TEXT = TextIndex("search_text", "search", "repository", ("name", "words"))
+TEXT = TextIndex("search_text", "search", "repository", ("name", "words"), brief="brief")
 """What words are looked for in."""
 TOKENS = TextIndex("search_tokens", "search", "repository", ("tokens",), words=True)
 """What facets are looked for in."""
@@ -45,8 +45,15 @@ CREATE TABLE IF NOT EXISTS ranks (
             "search",
             "created DESC, repository",
             covered="type, namespace, private, gated, name, words",
+            bounded="type, namespace, private, gated, name, brief",
         ),
-        Index("search_name", "search", "name, repository", covered="type, namespace, private, gated"),
+        Index(
+            "search_name",
+            "search",
+            "name, repository",
+            covered="type, namespace, private, gated",
+            bounded="type, namespace, private, gated, brief",
+        ),
         Index("search_namespace", "search", "namespace, created DESC", covered="type, private, gated, name"),
         Index("search_stale", "search", "created DESC", where="stale = 1"),
         Index("ranks_updated", "ranks", "updated DESC, created DESC, repository"),

@@ -26,6 +26,8 @@ CREATE TABLE IF NOT EXISTS hub_schemas (digest TEXT COLLATE "C" PRIMARY KEY);
 """
 """What the tables of a Hub need, and what says whose they are and which were made."""
 OWN_TABLES = ("hub_root", "hub_schemas")
+LONGEST_BRIEF = 1000
+"""Bytes of a text that an index of other columns has room for."""
 _TYPES = {
     r"\bTEXT\b(?! COLLATE NOCASE)(?! NOT NULL COLLATE NOCASE)(?! PRIMARY KEY COLLATE NOCASE)": 'TEXT COLLATE "C"',
     r"\bREAL\b": "DOUBLE PRECISION",
@@ -64,7 +66,7 @@ def script(schema: Schema) -> str:
         f"ALTER TABLE {column.table} ADD COLUMN IF NOT EXISTS {column.name} {column.kind};"
         for column in schema.added
     )
-    tables = "\n".join((schema.tables, *added))
+    tables = "\n".join((schema.tables, *added, *(_brief(text) for text in schema.texts if text.brief)))
     for pattern, replacement in _TYPES.items():
         tables = re.sub(pattern, replacement, tables)
     fill = schema.fill
@@ -84,7 +86,19 @@ def script(schema: Schema) -> str:
 def _index(index: Index) -> str:
     # An entry of an index has 2,704 bytes at most here: texts of any length stay in the table.
     where = f" WHERE {index.where}" if index.where else ""
-    return f"CREATE INDEX IF NOT EXISTS {index.name} ON {index.table} ({index.key}){where};"
+    if not index.bounded:
+        return f"CREATE INDEX IF NOT EXISTS {index.name} ON {index.table} ({index.key}){where};"
+    made = f"CREATE INDEX IF NOT EXISTS {index.name}_covering ON {index.table} ({index.key})"
+    # Databases of older versions have one of the same key alone.
+    return f"DROP INDEX IF EXISTS {index.name};\n{made} INCLUDE ({index.bounded}){where};"
+
+
+def _brief(index: TextIndex) -> str:
+    """The statement that adds the column of short texts."""
+    text = index.text()
+    value = f"CASE WHEN octet_length({text}) <= {LONGEST_BRIEF} THEN {text} END"
+    made = f"ALTER TABLE {index.table} ADD COLUMN IF NOT EXISTS {index.brief} TEXT"
+    return f"{made} GENERATED ALWAYS AS ({value}) STORED;"
 
 
 def text_index(index: TextIndex) -> tuple[str, ...]:

@@ -161,6 +161,11 @@ class MovableDatabase(Database):
         with self._gate:
             return self.inner.key(table)
 
+    def columns(self, table: str) -> list[str]:
+        """The columns of a table, but for those that the database computes."""
+        with self._gate:
+            return self.inner.columns(table)
+
     def record(self, tables: Sequence[str]) -> None:
         """Note the key of every row of these tables that changes."""
         with self._gate:

@@ -20,7 +20,7 @@ from kernels_hub.server.database.change_log import (
     write_progress,
 )
 from kernels_hub.server.database.schema import Schema
-from kernels_hub.server.database.seam import Database, Row
+from kernels_hub.server.database.seam import Database, Row, listed
 from kernels_hub.server.database.transfer import Copied, checked_tables, compare, row_digest
 
 _ROWS = 1000
@@ -37,6 +37,7 @@ class OnlineCopy:
         self._tables = checked_tables(source, target)
         self._kept = frozenset(table for schema in schemas for table in schema.append_only)
         self._keys = {table: source.key(table).columns for table in self._tables}
+        self._columns = {table: listed(source.columns(table)) for table in self._tables}
         self.brought = self.changed = 0
         """Rows that were copied, and changes that were brought after them."""
 
@@ -114,7 +115,7 @@ class OnlineCopy:
             values = self._log.values(table, progress.after)
             where = f"WHERE ({names}) > ({', '.join('?' * len(keys))}) "
         rows = self._source.rows(
-            f"SELECT * FROM {table} {where}ORDER BY {names} LIMIT {_ROWS}",  # noqa: S608 -- names of our own tables
+            f"SELECT {self._columns[table]} FROM {table} {where}ORDER BY {names} LIMIT {_ROWS}",  # noqa: S608 -- names of our own tables
             *values,
         )
         self._put(table, rows)
@@ -154,7 +155,8 @@ class OnlineCopy:
                 )
 
     def _one(self, database: Database, table: str, key: Keys) -> Row | None:
-        return database.row(f"SELECT * FROM {table} WHERE {self._is(table)}", *key)  # noqa: S608
+        columns = self._columns[table]
+        return database.row(f"SELECT {columns} FROM {table} WHERE {self._is(table)}", *key)  # noqa: S608
 
     def _is(self, table: str) -> str:
         return " AND ".join(f'"{key}" = ?' for key in self._keys[table])

@@ -63,6 +63,8 @@ _SETTINGS = {
     "max_parallel_workers_per_gather": "0",
     # What lists read is in memory, or on a disk without a head.
     "random_page_cost": "1.1",
+    # Rows are looked up by keys of which no two are the same.
+    "enable_memoize": "off",
     # A plan for any LIMIT and any word is a bad one for most.
     "plan_cache_mode": "force_custom_plan",
 }
@@ -312,6 +314,14 @@ class PostgresqlDatabase(Database):
             table,
         )
         return Key(tuple(row["name"] for row in found), tuple(row["bytes"] for row in found))
+
+    def columns(self, table: str) -> list[str]:
+        """The columns of a table, but for generated ones."""
+        found = (
+            "SELECT attname FROM pg_attribute WHERE attrelid = to_regclass(?) AND attnum > 0 "
+            "AND NOT attisdropped AND attgenerated = '' ORDER BY attnum"
+        )
+        return [str(row["attname"]) for row in self.rows(found, table)]
 
     def record(self, tables: Sequence[str]) -> None:
         """Note the key of every row of these tables that changes, by triggers; waits for statements under way."""

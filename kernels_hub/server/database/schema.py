@@ -28,13 +28,16 @@ class Key:
 class Index:
     """An index over columns, in the order of `key`.
 
-    `covered` is read with it by databases that hold rows of any size in an index. `where` makes it partial.
+    covered: what is read with it, by databases that hold rows of any size in an index.
+    bounded: the same, by those that hold little: columns of which all together have less than 2,000 bytes.
+    where: makes it partial.
     """
 
     name: str
     table: str
     key: str
     covered: str = ""
+    bounded: str = ""
     where: str = ""
 
 
@@ -45,6 +48,7 @@ class TextIndex:
     key: the table's primary key.
     words: index whole words instead, of ASCII letters and digits and with a space on both sides; a text that is looked
         for is one or more of them, and all must be there.
+    brief: a column of the texts of a row, or NULL where they are long, in databases whose indexes hold little.
 
     FTS5's trigram tokenizer in SQLite, pg_trgm in PostgreSQL; where neither is there, `Database.containing` says so.
     """
@@ -54,6 +58,7 @@ class TextIndex:
     key: str
     columns: tuple[str, ...]
     words: bool = False
+    brief: str = ""
 
     def text(self, row: str = "") -> str:
         """The text that is indexed. row: "old." or "new.", in a trigger."""

@@ -126,6 +126,10 @@ class Database(ABC):
         """The primary key of a table."""
 
     @abstractmethod
+    def columns(self, table: str) -> list[str]:
+        """The columns of a table, in their order, but for those that this database computes from others."""
+
+    @abstractmethod
     def record(self, tables: Sequence[str]) -> None:
         """From now on, note the key of every row of these tables that changes in a new table `row_changes`.
 
@@ -177,14 +181,15 @@ class Database(ABC):
 
 def put_statement(table: str, columns: Sequence[str], key: Key, *, keep: bool) -> str:
     """The statement that `Database.put` runs for each row."""
-    names, marks = _listed(columns), ", ".join("?" * len(columns))
+    names, marks = listed(columns), ", ".join("?" * len(columns))
     replaced = ", ".join(f'"{column}" = excluded."{column}"' for column in columns)
     otherwise = "NOTHING" if keep else f"UPDATE SET {replaced}"
     return (
         f"INSERT INTO {table} ({names}) VALUES ({marks}) "  # noqa: S608 -- names of our own tables
-        f"ON CONFLICT ({_listed(key.columns)}) DO {otherwise}"
+        f"ON CONFLICT ({listed(key.columns)}) DO {otherwise}"
     )
 
 
-def _listed(columns: Sequence[str]) -> str:
+def listed(columns: Sequence[str]) -> str:
+    """Names of columns as a statement has them."""
     return ", ".join(f'"{column}"' for column in columns)

@@ -225,6 +225,10 @@ class SqliteDatabase(Database):
         names = tuple(str(row["name"]) for row in found)
         return Key(names, tuple(row["type"] == "BLOB" for row in found))
 
+    def columns(self, table: str) -> list[str]:
+        """The columns of a table, but for generated ones."""
+        return [str(row["name"]) for row in self.rows(f"PRAGMA table_info({table})")]
+
     def record(self, tables: Sequence[str]) -> None:
         """Note the key of every row of these tables that changes, by triggers."""
         made = (

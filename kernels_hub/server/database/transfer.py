@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from kernels_hub.errors import IntegrityError, KernelsHubError
-from kernels_hub.server.database.seam import Database, Row
+from kernels_hub.server.database.seam import Database, Row, listed
 
 TABLES = (
     "accounts", "members", "tokens", "repositories", "grants", "objects", "release_log", "pending_refs", "unlogged",
@@ -44,9 +44,8 @@ def copy_rows(source: Database, target: Database) -> list[Copied]:
         for table in names:
             if table in _MADE_BESIDE:
                 target.change(f"DELETE FROM {table}")  # noqa: S608
-            first = source.row(f"SELECT * FROM {table} LIMIT 1")  # noqa: S608
-            if first is not None:
-                columns = _columns(first)
+            if source.row(f"SELECT 1 FROM {table} LIMIT 1") is not None:  # noqa: S608
+                columns = source.columns(table)
                 rows = (tuple(row[name] for name in columns) for row in _all(source, table))
                 target.insert(table, columns, rows)
         return compare(source, target, names)
@@ -86,16 +85,16 @@ def checked_tables(source: Database, target: Database) -> list[str]:
 
 
 def _all(database: Database, table: str) -> Iterator[Row]:
-    return database.each(f"SELECT * FROM {table}")  # noqa: S608 -- a name of ours
+    return database.each(f"SELECT {listed(database.columns(table))} FROM {table}")  # noqa: S608 -- names of ours
 
 
-def _columns(row: Row) -> list[str]:
+def _names(row: Row) -> list[str]:
     return list(row.keys())
 
 
 def row_digest(row: Row) -> bytes:
     """SHA-256 of a row, whatever database it comes from."""
-    values = {name: _plain(row[name]) for name in _columns(row)}
+    values = {name: _plain(row[name]) for name in _names(row)}
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).digest()
 
 
