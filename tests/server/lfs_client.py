@@ -130,7 +130,7 @@ class Trouble:
     without a body. "drop": the connection ends without an answer.
     "late": an answer after `seconds`. "short": half of the body. "other": a body with one byte changed. "longer": a body,
     or the length that it is said to have, with one byte more. "etag": another ETag. "unsaid": the store does it, and the
-    answer has no body. "twice": the store does it two times. "lost": the store does it, and the connection ends without
+    answer has no body. "unkept": an ETag, and the store does nothing. "twice": the store does it two times. "lost": the store does it, and the connection ends without
     the answer. `moved_to`: it redirects there.
     """
 
@@ -167,6 +167,9 @@ class Trouble:
                     return
                 if what == "nothing":
                     self.reply(200, {}, b"")
+                    return
+                if what == "unkept":
+                    self.reply(200, {"etag": '"00000000000000000000000000000000"'}, b"")
                     return
                 if what == "late":
                     trouble.released.wait(seconds)

@@ -192,6 +192,8 @@ class S3Objects:
         """Write a local file under a key. The store compares its MD5, where it is sent in one request.
 
         md5: of the file, where it was computed already.
+        Raises Refusal (503) where the store does not say afterwards that it has this content, and does not give it
+        back either.
         """
         self.confirm_once()
         bucket = self.address.bucket
@@ -211,10 +213,21 @@ class S3Objects:
                     ContentLength=size,
                     ContentMD5=base64.b64encode(md5).decode(),
                 )
-            if (
-                "ETag" not in answer
-            ):  # which a store says of what it has, and whatever answers in its place does not
-                raise unavailable("writing an object: the answer says nothing of it")
+        if (
+            "ETag" not in answer
+        ):  # which a store says of what it has, and whatever answers in its place does not
+            raise unavailable("writing an object: the answer says nothing of it")
+        if (
+            answer["ETag"].strip('"') != md5.hex()
+        ):  # that of other content, or of a store that encrypts what it has
+            with source.open("rb") as file:
+                wanted = size, hashlib.file_digest(file, "sha256").hexdigest()
+            try:
+                written = self._digest(key)
+            except FileNotFoundError:
+                raise unavailable("an object that was written is not there") from None
+            if written != wanted:
+                raise unavailable("an object that was written has other content")
 
     def received(
         self,
