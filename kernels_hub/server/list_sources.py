@@ -160,9 +160,9 @@ class Sources:
         most = LEAST_SORTED if planned else self._few(wanted, order, self._all())
         count, few = self._fewest((*condition.few, *((words,) if words else ())), most)
         if count > most:
-            planned = self._database.plans and condition.found
+            is_whole = condition.after or (self._database.plans and condition.found)
             first = 4 * wanted * self._all() // max(count, 1) + LEAST_SORTED
-            bound = None if condition.after or planned else self._bound(every, first)
+            bound = None if is_whole else self._bound(every, first)
             yield bound or every
             if bound is None:
                 return
