@@ -159,6 +159,39 @@ KH_INLINE T lesser(T a, T b) {
   return a != a ? a : least;
 }
 
+// Takes in `count` values (at most 2^16) that follow those seen, the first of them at the place `first`: `best` is the
+// greatest (least) of all, and `place` where it stands first. NaN goes before all.
+template <bool kGreatest, class T>
+inline void search_row(const T* x, int64_t count, int64_t first, T& best, int64_t& place) {
+  using Lane = std::conditional_t<sizeof(T) == 8, int64_t, int32_t>;  // as wide as a value, where vectors have such lanes
+  T most = best;
+  Lane nan = 0, at = std::numeric_limits<Lane>::max();
+  if constexpr (std::is_floating_point_v<T> && kGreatest) {
+    most = -std::numeric_limits<T>::infinity();
+    KH_PRAGMA(omp simd reduction(KH_MAX : most) reduction(| : nan))
+    for (int64_t i = 0; i < count; ++i) most = x[i] > most ? x[i] : most, nan |= x[i] != x[i];
+  } else if constexpr (std::is_floating_point_v<T>) {
+    most = std::numeric_limits<T>::infinity();
+    KH_PRAGMA(omp simd reduction(KH_MIN : most) reduction(| : nan))
+    for (int64_t i = 0; i < count; ++i) most = x[i] < most ? x[i] : most, nan |= x[i] != x[i];
+  } else if constexpr (kGreatest) {
+    KH_PRAGMA(omp simd reduction(max : most))
+    for (int64_t i = 0; i < count; ++i) most = x[i] > most ? x[i] : most;
+  } else {
+    KH_PRAGMA(omp simd reduction(min : most))
+    for (int64_t i = 0; i < count; ++i) most = x[i] < most ? x[i] : most;
+  }
+  if (best != best || !(nan || (kGreatest ? most > best : most < best))) return;
+  const auto is_hit = [=](T value) { return nan ? value != value : value == most; };
+  KH_PRAGMA(omp simd reduction(min : at))
+  for (int64_t i = 0; i < count; ++i) {
+    const Lane here = is_hit(x[i]) ? static_cast<Lane>(i) : std::numeric_limits<Lane>::max();
+    at = here < at ? here : at;
+  }
+  best = x[at];
+  place = first + at;
+}
+
 // Scratch for a row of values.
 template <class T>
 class Row {

@@ -2,19 +2,28 @@
 
 float32 sums: partial sums over at most `BLOCK` turns (`…_part`), which are added up in float64 (`…_sum`). float
 products are float64 throughout. NaN wins over all in max, min, argmax and argmin; the first of equals is the place.
+
+Places along a long row: a block of the row is written to `…_row` by vector instructions, and searched by
+`kh::search_row`. The maximum of the same values (`twins_of`) is what that search finds at the place.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 from kernels_hub.compiler.codegen.cpp.scalar import value_type
 from kernels_hub.compiler.codegen.cpp.text import CppBody
 from kernels_hub.compiler.codegen.lines import NO_NOTE, note_of
 from kernels_hub.compiler.codegen.loops import PLACES
+from kernels_hub.compiler.ir.dims import Dim
 from kernels_hub.compiler.ir.types import BOOL, FLOAT32, FLOAT64, INT64, DType
 from kernels_hub.compiler.schedule.kernel import Reduce
 
 BLOCK = 512
 """Turns whose float32 sum is added up in float32."""
+
+SHORTEST_ROW = 16
+"""Turns from which on a place is searched for in a row of values."""
 
 _SIGNS = {"sum": "+", "prod": "*", "max": "max", "min": "min", "any": "|", "all": "&"}
 
@@ -27,6 +36,23 @@ def is_parted(one: Reduce) -> bool:
 def in_order(one: Reduce) -> bool:
     """Whether no vector instructions serve."""
     return one.kind in PLACES or one.dtype.is_complex
+
+
+def is_searched(one: Reduce, extent: Dim) -> bool:
+    """Whether a place is searched for in blocks of a row, of an innermost loop of so many turns."""
+    return one.kind in PLACES and (not isinstance(extent, int) or extent >= SHORTEST_ROW)
+
+
+def twins_of(fed: Sequence[Reduce], body: CppBody) -> dict[str, str]:
+    """Maxima and minima by name -> the search for the place of the same, which knows them."""
+    return {
+        one.name: place.name
+        for one in fed
+        for place in fed
+        if one.kind == PLACES.get(place.kind)
+        and one.arg == place.arg
+        and value_type(one.dtype) == value_type(body.dtypes[one.arg])
+    }
 
 
 def total_type(one: Reduce) -> str:
@@ -85,6 +111,22 @@ def feed_along(one: Reduce, body: CppBody, place: str) -> None:
             lines.add(f"{name}_nan |= {value} != {value};")
     else:
         lines.add(f"{name}_sum {_SIGNS[one.kind]}= {value};")
+
+
+def declare_row(one: Reduce, body: CppBody, count: int) -> None:
+    """Declare room for the values of a block of a row."""
+    body.lines.add(f"alignas(64) {value_type(body.dtypes[one.arg])} {one.name}_row[{count}];")
+
+
+def keep_along(one: Reduce, body: CppBody, place: str) -> None:
+    """One turn of a search in blocks. place: in the block."""
+    body.lines.add(f"{one.name}_row[{place}] = {body.use(one.arg)};")
+
+
+def search_row(one: Reduce, body: CppBody, first: str, count: str) -> None:
+    """Search the values of a block. first: the row-major place of its first turn."""
+    name, greatest = one.name, "true" if one.kind == "argmax" else "false"
+    body.lines.add(f"kh::search_row<{greatest}>({name}_row, {count}, {first}, {name}_best, {name});")
 
 
 def finish_along(one: Reduce, body: CppBody) -> None:

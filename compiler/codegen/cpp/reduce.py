@@ -14,14 +14,19 @@ from kernels_hub.compiler.codegen.contexts import Contexts, How
 from kernels_hub.compiler.codegen.cpp.accumulate import (
     BLOCK,
     clauses,
+    declare_row,
     feed_across,
     feed_along,
     finish_along,
     in_order,
     is_parted,
+    is_searched,
+    keep_along,
+    search_row,
     start_across,
     start_along,
     total_of,
+    twins_of,
 )
 from kernels_hub.compiler.codegen.cpp.function import Function
 from kernels_hub.compiler.codegen.cpp.scalar import value_type
@@ -30,6 +35,7 @@ from kernels_hub.compiler.codegen.lanes import lane_of, tile_of
 from kernels_hub.compiler.codegen.loops import levels, turns
 from kernels_hub.compiler.codegen.scalar import variable_name
 from kernels_hub.compiler.ir.dims import Dim, ceildiv
+from kernels_hub.compiler.ir.extrema import substitute
 from kernels_hub.compiler.schedule.index import Loop, flatten
 from kernels_hub.compiler.schedule.kernel import Reduce, Statement, Store
 
@@ -209,8 +215,12 @@ class _Along(_Reduction):
                 self.body.emit(statement)
 
     def _pass(self, context: int) -> None:
-        needed, fed = self.contexts.needed(context), self.contexts.fed_at(context)
-        body = self._body_of(context, needed)
+        needed, everything = self.contexts.needed(context), self.contexts.fed_at(context)
+        twins = twins_of(everything, self.body)
+        fed = [one for one in everything if one.name not in twins]
+        body = [
+            one for one in self._body_of(context, needed) if isinstance(one, Store) or one.name not in twins
+        ]
         if not body:
             return
         loops = self.nest.inner
@@ -225,16 +235,14 @@ class _Along(_Reduction):
                 if depth != level:
                     continue
                 if isinstance(statement, Reduce):
-                    feed_along(statement, self.body, self.body.index(self.flat))
+                    self._feed(statement, loops, cut=self._is_cut(loops, fed))
                 elif isinstance(statement, Store):
                     self.body.emit(statement)
                 else:
                     self._make(statement, context, needed[statement.name])
 
         def innermost(head: str) -> None:
-            if not any(in_order(one) for one in fed):
-                told = " ".join(clause for one in fed for clause in clauses(one))
-                self.lines.add(f"#pragma omp simd {told}".rstrip())
+            self._simd([one for one in fed if not is_searched(one, loops[-1].extent)])
             with self.lines.block(head):
                 emit(len(loops))
 
@@ -244,7 +252,7 @@ class _Along(_Reduction):
                 with self.lines.block(self._head(loops[level])):
                     nested(level + 1)
             else:
-                self._blocked(loops[-1], [one for one in fed if is_parted(one)], innermost)
+                self._blocked(loops[-1], fed, innermost)
 
         if loops:
             nested(0)
@@ -253,11 +261,27 @@ class _Along(_Reduction):
         self.runs, self.body.texts = {}, known
         for one in fed:
             finish_along(one, self.body)
+        for name, place in twins.items():
+            self.lines.add(f"const {value_type(self.body.dtypes[name])} {name} = {place}_best;")
+
+    def _feed(self, one: Reduce, loops: Sequence[Loop], *, cut: bool) -> None:
+        """One turn of a reduction; of a search in blocks, a value for it."""
+        if loops and is_searched(one, loops[-1].extent):
+            place = variable_name(loops[-1].name)
+            keep_along(one, self.body, f"{place} - block" if cut else place)
+        else:
+            feed_along(one, self.body, self.body.index(self.flat))
+
+    def _simd(self, fed: Sequence[Reduce]) -> None:
+        """Have the next loop vectorised, if what it feeds allows that."""
+        if not any(in_order(one) for one in fed):
+            told = " ".join(clause for one in fed for clause in clauses(one))
+            self.lines.add(f"#pragma omp simd {told}".rstrip())
 
     @staticmethod
     def _is_cut(loops: Sequence[Loop], fed: Sequence[Reduce]) -> bool:
-        """Whether the innermost loop is cut into blocks, as float32 sums need it."""
-        if not loops or not any(is_parted(one) for one in fed):
+        """Whether the innermost loop is cut into blocks, as float32 sums and searches for a place need it."""
+        if not loops or not any(is_parted(one) or is_searched(one, loops[-1].extent) for one in fed):
             return False
         return not isinstance(loops[-1].extent, int) or loops[-1].extent > BLOCK
 
@@ -269,15 +293,28 @@ class _Along(_Reduction):
         for one in parted:
             self.lines.add(f"{one.name}_sum += {one.name}_part;")
 
-    def _blocked(self, loop: Loop, parted: Sequence[Reduce], innermost: Callable[[str], None]) -> None:
-        """The innermost loop, cut into blocks where float32 sums need that."""
+    def _blocked(self, loop: Loop, fed: Sequence[Reduce], innermost: Callable[[str], None]) -> None:
+        """The innermost loop, cut into blocks where float32 sums or searches need that."""
         name, extent = variable_name(loop.name), self.body.index(loop.extent)
-        if not self._is_cut((loop,), parted):
-            self._parts(parted, lambda: innermost(self._head(loop)))
+        parted = [one for one in fed if is_parted(one)]
+        searched = [one for one in fed if is_searched(one, loop.extent)]
+        first = self.body.index(substitute(self.flat, {loop.name: 0}))
+
+        def block(head: str, first: str, count: str, room: int) -> None:
+            for one in searched:
+                declare_row(one, self.body, room)
+            self._parts(parted, lambda: innermost(head))
+            for one in searched:
+                search_row(one, self.body, first, count)
+
+        if not self._is_cut((loop,), fed):
+            room = loop.extent if isinstance(loop.extent, int) else BLOCK
+            block(self._head(loop), first, extent, room)
             return
         with self.lines.block(f"for (int64_t block = 0; block < {extent}; block += {BLOCK})"):
             self.lines.add(f"const int64_t stop = std::min<int64_t>(block + {BLOCK}, {extent});")
-            self._parts(parted, lambda: innermost(f"for (int64_t {name} = block; {name} < stop; ++{name})"))
+            head = f"for (int64_t {name} = block; {name} < stop; ++{name})"
+            block(head, "block" if first == "0" else f"{first} + block", "stop - block", BLOCK)
 
 
 class _Across(_Reduction):
