@@ -213,13 +213,11 @@ class S3Objects:
                     ContentLength=size,
                     ContentMD5=base64.b64encode(md5).decode(),
                 )
-        if (
-            "ETag" not in answer
-        ):  # which a store says of what it has, and whatever answers in its place does not
+        # A store says what it has by this; whatever answers in its place does not.
+        if "ETag" not in answer:
             raise unavailable("writing an object: the answer says nothing of it")
-        if (
-            answer["ETag"].strip('"') != md5.hex()
-        ):  # that of other content, or of a store that encrypts what it has
+        # Another one is that of other content, or of a store that encrypts what it has.
+        if answer["ETag"].strip('"') != md5.hex():
             with source.open("rb") as file:
                 wanted = size, hashlib.file_digest(file, "sha256").hexdigest()
             try:
