@@ -33,24 +33,28 @@ def has_remembered(left: Iterable[object]) -> bool:
 def are_of_module(module: nn.Module, args: tuple[object, ...], kwargs: Mapping[str, object]) -> bool:
     """Whether a call computes the same after another call, of other arguments, as it does first.
 
-    Three calls of copies that share the module's parameters. False where there can be no copy, where a call raises,
-    and where arguments of other values cannot be had.
+    Calls of copies, one at a time, that have parameters of their own: a forward may write to them. False where there
+    can be no copy, where a call raises, and where arguments of other values cannot be had.
     """
     other = _others((args, dict(kwargs)))
     if other is None:
         return False
     try:
         with torch.random.fork_rng(devices=[]):
-            used, fresh = _copied(module), _copied(module)
-            _called(used, (args, dict(kwargs)))
-            after, first = (pytree.tree_leaves(_called(one, other)) for one in (used, fresh))
+            after = _results(module, ((args, dict(kwargs)), other))
+            first = _results(module, (other,))
     except Exception:  # noqa: BLE001  (whatever the module raises for arguments that its caller did not give)
         return False
     return len(after) == len(first) and all(map(_are_equal, after, first))
 
 
-def _copied(module: nn.Module) -> nn.Module:
-    return copy.deepcopy(module, {id(one): one for one in module.parameters()})
+def _results(module: nn.Module, calls: Iterable[_Arguments]) -> list[object]:
+    """What the last of some calls of a copy of the module gives."""
+    copied = copy.deepcopy(module)
+    found: object = None
+    for arguments in calls:
+        found = _called(copied, arguments)
+    return pytree.tree_leaves(found)
 
 
 def _called(module: nn.Module, arguments: _Arguments) -> object:
@@ -75,10 +79,7 @@ def _others(arguments: _Arguments) -> _Arguments | None:
         found: _Arguments = pytree.tree_map_only(torch.Tensor, other, arguments)
         others = [one for one in pytree.tree_leaves(found) if isinstance(one, torch.Tensor)]
         differ = any(not torch.equal(one, before) for one, before in zip(others, tensors, strict=True))
-    except (
-        RuntimeError,
-        NotImplementedError,
-    ):  # meta tensors, and dtypes that cannot be turned round or compared
+    except RuntimeError:  # of meta tensors, and of dtypes that cannot be turned round or compared
         return None
     return found if differ else None
 

@@ -166,6 +166,24 @@ def test_what_a_forward_remembers_of_a_call_is_refused(bias: Callable[..., torch
     assert model.cache == {}
 
 
+class Writing(Remembering):
+    """Writes to its weights as well."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = super().forward(x)
+        with torch.no_grad():
+            self.table.add_(1.0)
+        return y
+
+
+def test_weights_stay_while_it_is_found_out_what_a_forward_remembers():
+    model = Writing(lambda m, x: m.table[0] * 2)
+    before = model.table.detach().clone()
+    with pytest.raises(ImportFailure, match="a call changes this parameter|the forward changes cache"):
+        compile((model, (X,)), "cpu")
+    assert torch.equal(model.table, before) and model.cache == {}
+
+
 def test_what_a_forward_remembers_by_the_sizes_of_its_arguments_is_refused():
     """It may be what an earlier, larger call left."""
     model = Remembering(lambda m, x: torch.ones(x.shape[0], 1) * x.shape[0])
