@@ -45,7 +45,15 @@ def assert_matches(actual, expected, tolerance=None):
         return
     wanted, got = expected.detach().double().numpy(), np.asarray(actual, np.float64)
     finite = np.isfinite(wanted)
-    np.testing.assert_array_equal(np.where(finite, 0, got), np.where(finite, 0, wanted))
+    there, here = np.where(finite, 0, wanted), np.where(finite, 0, got)
+    elsewhere = np.argwhere(~np.equal(there, here) & ~(np.isnan(there) & np.isnan(here)))
+    assert not elsewhere.size, (
+        "not finite in other places, at "
+        + ", ".join(
+            f"{tuple(map(int, at))}: {got[tuple(at)]} for {wanted[tuple(at)]}" for at in elsewhere[:4]
+        )
+        + f"; {len(elsewhere)} of {got.size}"
+    )
     if finite.any():
         error = np.abs(got - wanted)[finite].max()
         bound = (tolerance or TOLERANCE[expected.dtype]) * max(np.abs(wanted[finite]).max(), 1e-3)
