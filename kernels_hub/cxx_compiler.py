@@ -18,6 +18,7 @@ import errno
 import functools
 import hashlib
 import os
+import platform
 import re
 import shutil
 import subprocess
@@ -30,7 +31,10 @@ from typing import IO, Literal
 
 from .files import move_into_place, write_atomically
 
-FLAGS = ("-std=c++20", "-O3", "-fopenmp", "-fno-math-errno", "-fno-trapping-math", "-fPIC")
+_WITHOUT_MMX = ("-mno-mmx",) if platform.machine() in {"x86_64", "AMD64"} else ()
+"""GCC 12 moves pairs of 32-bit integers through an MMX register, and does not free it: the next long double that the
+process computes, of another library as well, is NaN."""
+FLAGS = ("-std=c++20", "-O3", "-fopenmp", "-fno-math-errno", "-fno-trapping-math", "-fPIC", *_WITHOUT_MMX)
 """Flags of all native code. -fopenmp links libgomp.so.1 by soname; torch has loaded its own copy under that name
 already, so the dynamic linker reuses it and both share one thread pool, which torch.set_num_threads governs."""
 
