@@ -15,11 +15,14 @@ Everything else is declined, with a reason that names the first thing that diffe
 """
 
 from __future__ import annotations
+import __future__
 
 import ast
 import builtins
 import dis
+import functools
 import inspect
+import operator
 import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -283,7 +286,7 @@ def _is_source_of(node: ast.FunctionDef | ast.AsyncFunctionDef, code: CodeType) 
     """
     bare = type(node)(**{**dict(ast.iter_fields(node)), "decorator_list": []})
     module = ast.Module([ast.copy_location(bare, node)], type_ignores=[])
-    flags = code.co_flags & ~(2**16 - 1)  # the __future__ features it was compiled with
+    flags = code.co_flags & _FUTURE_FLAGS
     compiled = compile(module, "<contract>", "exec", flags=flags, dont_inherit=True)
     return any(_same_code(code, const) for const in compiled.co_consts if isinstance(const, CodeType))
 
@@ -309,6 +312,10 @@ def _steps(code: CodeType) -> Iterator[tuple[str, str]]:
             yield "LOAD_ATTR" if step.opname == "LOAD_METHOD" else step.opname, repr(step.argval)
 
 
+_FUTURE_FLAGS = functools.reduce(
+    operator.or_, (getattr(__future__, name).compiler_flag for name in __future__.all_feature_names)
+)
+"""Flags of code by which `compile` is told the __future__ features; it refuses others, as Python 3.14 sets them."""
 _CALL_FRAMING = frozenset(("PUSH_NULL", "EXTENDED_ARG", "CACHE", "NOP"))
 _JUMPS = frozenset((*dis.hasjrel, *dis.hasjabs))
 

@@ -344,6 +344,17 @@ def test_builtins_and_instances_have_no_form() -> None:
     assert difference(None, "def f(x): pass") == "it is a NoneType, not a plain function"
 
 
+def test_flags_of_code_that_no_future_import_sets() -> None:
+    """Python 3.14 marks functions that have a docstring, or stand in a class, by flags that `compile` refuses."""
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    plain = form_of_function(function)
+    function.__code__ = function.__code__.replace(co_flags=function.__code__.co_flags | 0x8000000)
+    assert form_of_function(function) == plain
+
+
 def test_forms_are_made_once_and_not_kept_alive() -> None:
     def function(x: Any) -> Any:
         return x
