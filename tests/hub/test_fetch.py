@@ -526,7 +526,8 @@ class Proxy:
                     with urllib.request.urlopen(request) as response:
                         self._pass_on(response.status, response.headers, response.read())
                 except urllib.error.HTTPError as error:
-                    self._pass_on(error.code, error.headers, error.read())
+                    with error:
+                        self._pass_on(error.code, error.headers, error.read())
 
             do_HEAD = do_GET
 
