@@ -2,7 +2,8 @@
 //
 // A kernel makes kRun neighbouring pixels of an output line for one vector of channels, and loads each pixel of the
 // input once for all taps of a line that see it (kernels of 3, 5 and 7 taps a line) or once a tap. Where taps lie
-// outside, what the run sees is copied first, with zeros around it. Runs and vectors at the end overlap those before.
+// outside, the former leave out those pixels; for the others, and where a vector reaches beyond the channels, what the
+// run sees is copied first, with zeros around it. Runs and vectors at the end overlap those before.
 // Up to kColumns channels of a run go to the epilogue at once.
 #pragma once
 
@@ -24,15 +25,16 @@ inline constexpr int64_t kColumns = kGroup;
 inline constexpr int64_t kApart = kColumns + kLanes;  // a vector that overlaps may begin before the first column
 
 // What the kernels get: for each line of taps that is inside, where its first tap sees the run's first pixel, and its
-// weights. Floats between pixels of the input, and between weights of neighbouring taps.
+// weights. Floats between pixels of the input, and between weights of neighbouring taps. Of the pixels that the run sees,
+// those from `low` to `high` are inside.
 struct Lines {
   const float* const* inputs;
   const float* const* weights;
-  int64_t count, pixel, tap;
+  int64_t count, pixel, tap, low, high;
 };
 
-// to[p * kApart] = the pixels of a run. K: taps of a line, Stride: of the convolution; undilated.
-template <int K, int Stride>
+// to[p * kApart] = the pixels of a run. K: taps of a line, Stride: of the convolution; undilated. Whole: all is inside.
+template <int K, int Stride, bool Whole>
 [[gnu::noinline]] void run_of_taps(const Lines& lines, int64_t, int64_t, int64_t, float* to) {
   constexpr int run = static_cast<int>(kRun);
   vfloat c[run] = {};
@@ -43,6 +45,7 @@ template <int K, int Stride>
     for (int t = 0; t < K; ++t) w[t] = load(lines.weights[line] + t * lines.tap);
     KH_UNROLL(32)
     for (int i = 0; i < (run - 1) * Stride + K; ++i) {
+      if (!Whole && (i < lines.low || i >= lines.high)) continue;
       const vfloat seen = load(x + i * lines.pixel);
       KH_UNROLL(8)
       for (int t = 0; t < K; ++t) {
@@ -71,15 +74,20 @@ template <int K, int Stride>
 
 using RunKernel = void (*)(const Lines&, int64_t, int64_t, int64_t, float*);
 
-inline RunKernel run_kernel(int64_t taps, int64_t stride, int64_t dilation) {
+// Kernels of runs that see nothing but the input, and of others; of the latter there may be none.
+struct RunKernels {
+  RunKernel whole, border;
+};
+
+inline RunKernels run_kernels(int64_t taps, int64_t stride, int64_t dilation) {
   if (taps == 1 || dilation == 1) {
-    if (stride == 1 && taps == 3) return run_of_taps<3, 1>;
-    if (stride == 1 && taps == 5) return run_of_taps<5, 1>;
-    if (stride == 1 && taps == 7) return run_of_taps<7, 1>;
-    if (stride == 2 && taps == 3) return run_of_taps<3, 2>;
-    if (stride == 2 && taps == 5) return run_of_taps<5, 2>;
+    if (stride == 1 && taps == 3) return {run_of_taps<3, 1, true>, run_of_taps<3, 1, false>};
+    if (stride == 1 && taps == 5) return {run_of_taps<5, 1, true>, run_of_taps<5, 1, false>};
+    if (stride == 1 && taps == 7) return {run_of_taps<7, 1, true>, run_of_taps<7, 1, false>};
+    if (stride == 2 && taps == 3) return {run_of_taps<3, 2, true>, run_of_taps<3, 2, false>};
+    if (stride == 2 && taps == 5) return {run_of_taps<5, 2, true>, run_of_taps<5, 2, false>};
   }
-  return run_of_any;
+  return {run_of_any, nullptr};
 }
 
 // packed: (taps, channels rounded up to vectors).
@@ -90,7 +98,7 @@ void conv_depthwise(const ConvShape& shape, const Pixels& x, const float* packed
   const int64_t groups = ceil_div(channels, kColumns), group = round_up(ceil_div(channels, groups), kLanes);
   const int64_t span = (kRun - 1) * stride + (taps - 1) * dilation + 1;  // pixels that a run sees
   const int64_t most = shape.kernel[0] * shape.kernel[1], lines_out = shape.rows() / std::max<int64_t>(wide, 1);
-  const RunKernel kernel = run_kernel(taps, stride, dilation);
+  const RunKernels kernels = run_kernels(taps, stride, dilation);
   const int64_t grain = std::max<int64_t>(1, 16384 / (shape.taps() * group * wide + 1));
   parallel(lines_out * groups, grain, [&](int64_t begin, int64_t end) {
     float* const copied = workspace<Use::kRow>().floats(most * span * kLanes + kRun * kApart);
@@ -115,14 +123,16 @@ void conv_depthwise(const ConvShape& shape, const Pixels& x, const float* packed
         const int64_t left = pixel * stride - shape.pad[2], right = left + span;
         // A vector that reaches beyond the channels reads the pixels behind, which the last ones lack.
         const bool whole = left >= 0 && right + (channels < kLanes ? kLanes : 0) <= shape.in[2];
+        const bool in_place = whole || (kernels.border != nullptr && channels >= kLanes);
+        const RunKernel kernel = in_place && !whole ? kernels.border : kernels.whole;
+        const int64_t low = std::clamp<int64_t>(-left, 0, span), high = std::clamp<int64_t>(shape.in[2] - left, low, span);
         for (int64_t j = first; j < last; j += kLanes) {
           const int64_t channel = std::max<int64_t>(0, std::min(j, channels - kLanes));
           for (int64_t line = 0; line < count; ++line) weights[line] = weights_of[line] + channel;
-          Lines lines{inputs, weights, count, x.stride[3], padded};
-          if (whole) {
+          Lines lines{inputs, weights, count, x.stride[3], padded, low, high};
+          if (in_place) {
             for (int64_t line = 0; line < count; ++line) inputs[line] = seen_lines[line] + left * x.stride[3] + channel;
           } else {
-            const int64_t low = std::clamp<int64_t>(-left, 0, span), high = std::clamp<int64_t>(shape.in[2] - left, low, span);
             for (int64_t line = 0; line < count; ++line) {
               float* const to = copied + line * span * kLanes;
               for (int64_t i = 0; i < low; ++i) store(to + i * kLanes, vfloat{});
