@@ -5,6 +5,7 @@
 // them vectorise (compilers convert _Float16 one by one). Source: F. Giesen, float/half conversions (2012).
 #pragma once
 
+#include <algorithm>
 #include <bit>
 #include <cstdint>
 
@@ -48,13 +49,16 @@ struct [[gnu::visibility("default")]] f16 {
   KH_INLINE operator float() const { return wide(bits); }
 
   KH_INLINE static uint16_t of(float value) {
-    const uint32_t from = std::bit_cast<uint32_t>(value), sign = from & 0x80000000u, size = from ^ sign;
-    const uint32_t normal = (size - (112u << 23) + 0xfffu + ((size >> 13) & 1u)) >> 13;
-    // Adding 1/2 leaves the ten bits of a subnormal, rounded, in the lowest places.
-    const uint32_t subnormal = std::bit_cast<uint32_t>(std::bit_cast<float>(size) + 0.5f) - 0x3f000000u;
-    const uint32_t huge = size > 0x7f800000u ? 0x7e00u | ((size >> 13) & 0x1ffu) : 0x7c00u;
-    const uint32_t result = size >= 0x477ff000u ? huge : size < 0x38800000u ? subnormal : normal;
-    return static_cast<uint16_t>(result | (sign >> 16));
+    const uint32_t from = std::bit_cast<uint32_t>(value), size = from & 0x7fffffffu;
+    // What rounds to infinity is 2^16 at most: as infinity is, a 1 behind the greatest exponent.
+    const uint32_t seen = std::min(size, 0x47800000u);
+    // Added to the power of two below, or to 2^-14 below that, what is 2^13 times less has its ten bits, rounded, in the
+    // lowest places: of a normal number the 1 before them as well, which counts its exponent up.
+    const uint32_t power = std::max(seen & 0x7f800000u, 0x38800000u);
+    const float sum = std::bit_cast<float>(seen) * 0x1p-13f + std::bit_cast<float>(power);
+    const uint32_t number = std::bit_cast<uint32_t>(sum) - power + (power >> 13) - 0x1c400u;
+    const uint32_t result = size > 0x7f800000u ? 0x7e00u | (size >> 13) : number;
+    return static_cast<uint16_t>((result & 0x7fffu) | (from >> 16 & 0x8000u));
   }
   KH_INLINE static float wide(uint16_t bits) {
     const uint32_t sign = (bits & 0x8000u) << 16, size = bits & 0x7fffu;
@@ -71,15 +75,51 @@ KH_INLINE vfloat load(const bf16* from) {
   typedef uint32_t vwide __attribute__((vector_size(kLanes * 4)));
   return reinterpret_cast<vfloat>(__builtin_convertvector(*reinterpret_cast<const vbits*>(from), vwide) << 16);
 }
+#if defined(__x86_64__) && (defined(__AVX512F__) || (defined(__AVX2__) && defined(__F16C__)))
+typedef uint16_t vhalf __attribute__((vector_size(kLanes * 2), aligned(2), may_alias));
 KH_INLINE vfloat load(const f16* from) {
   vfloat wide;
-#if defined(__x86_64__) && (defined(__AVX512F__) || (defined(__AVX2__) && defined(__F16C__)))
-  typedef uint16_t vbits __attribute__((vector_size(kLanes * 2), aligned(2), may_alias));
-  asm("vcvtph2ps %1, %0" : "=v"(wide) : "m"(*reinterpret_cast<const vbits*>(from)));
-#else
-  for (int64_t i = 0; i < kLanes; ++i) wide[i] = static_cast<float>(from[i]);
-#endif
+  asm("vcvtph2ps %1, %0" : "=v"(wide) : "m"(*reinterpret_cast<const vhalf*>(from)));
   return wide;
+}
+KH_INLINE void store(f16* to, vfloat value) {
+  asm("vcvtps2ph $0, %1, %0" : "=m"(*reinterpret_cast<vhalf*>(to)) : "v"(value));
+}
+#else
+KH_INLINE vfloat load(const f16* from) {
+  vfloat wide;
+  for (int64_t i = 0; i < kLanes; ++i) wide[i] = static_cast<float>(from[i]);
+  return wide;
+}
+KH_INLINE void store(f16* to, vfloat value) {
+  for (int64_t i = 0; i < kLanes; ++i) to[i] = value[i];
+}
+#endif
+
+// A row of them to floats and back, a vector at a time: the last one overlaps the one before.
+inline void widen(const f16* from, int64_t count, float* to) {
+  if (count < kLanes) {
+    for (int64_t i = 0; i < count; ++i) to[i] = from[i];
+    return;
+  }
+  for (int64_t i = 0; i < count - kLanes; i += kLanes) store(to + i, load(from + i));
+  store(to + count - kLanes, load(from + count - kLanes));
+}
+inline void narrow(const float* from, int64_t count, f16* to) {
+  if (count < kLanes) {
+    for (int64_t i = 0; i < count; ++i) to[i] = from[i];
+    return;
+  }
+  for (int64_t i = 0; i < count - kLanes; i += kLanes) store(to + i, load(from + i));
+  store(to + count - kLanes, load(from + count - kLanes));
+}
+inline void widen(const bf16* from, int64_t count, float* to) {
+#pragma omp simd
+  for (int64_t i = 0; i < count; ++i) to[i] = from[i];
+}
+inline void narrow(const float* from, int64_t count, bf16* to) {
+#pragma omp simd
+  for (int64_t i = 0; i < count; ++i) to[i] = from[i];
 }
 
 }  // namespace kh

@@ -43,6 +43,7 @@ def print_epilogue(
     loops = (*(loop for _, group in groups for loop in group), column)
     printer = CppBody(lines, names, loops, round_ops=round_ops)
     printer.know(body)
+    printer.know_stores(body)
     printer.dtypes[nest.anchor.name] = FLOAT32
     at = levels(body, loops, own={nest.anchor.name: len(loops)})
     lines.depth += 1

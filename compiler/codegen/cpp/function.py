@@ -25,6 +25,7 @@ class Function:
         self.name, self.nest, self.lines, self.names, self.parameters = name, nest, lines, names, parameters
         self.body = CppBody(lines, names, (*nest.outer, *nest.inner), round_ops=round_ops)
         self.body.know(nest.body)
+        self.body.know_stores(nest.body, copies=not (nest.accumulates or nest.scatters or nest.anchor))
 
     @property
     def work(self) -> int:

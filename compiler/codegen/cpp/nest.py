@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from kernels_hub.compiler.codegen.c_text import Lines
 from kernels_hub.compiler.codegen.cpp.function import Function
+from kernels_hub.compiler.codegen.cpp.halves import print_simd_loop
 from kernels_hub.compiler.codegen.cpp.planned import print_planned
 from kernels_hub.compiler.codegen.cpp.reduce import print_reduction
 from kernels_hub.compiler.codegen.cpp.scan import print_scan
@@ -123,8 +124,12 @@ def _print_pointwise(function: Function) -> None:
         function.body.emit_at(nest.body, at, 0)
         if not loops:
             return
-        if shared == len(loops):
-            lines.add("#pragma omp simd")
+        if len(loops) == 1:
+            rest = [one for one, level in zip(nest.body, at, strict=True) if level == 1]
+            print_simd_loop(
+                function, loops[0], ("begin", "end"), rest, lambda: _print_row(function, 1, first=1)
+            )
+            return
         with lines.block(function.row_loop(loops[:shared])):
             function.row_variables(loops[:shared])
             _print_row(function, shared, first=1)
@@ -226,7 +231,7 @@ def _print_row(function: Function, shared: int, *, first: int) -> None:
 
 def _print_last(function: Function, loop: Loop, body: Sequence[Statement]) -> None:
     """The last loop: whole, or in three where guards hold in a run of its turns."""
-    lines, name, extent = function.lines, variable_name(loop.name), function.body.index(loop.extent)
+    lines, extent = function.lines, function.body.index(loop.extent)
     found = parted(body, loop, function.body.scalars.ranges)
     parts: list[tuple[str, str, Sequence[Statement]]] = [("0", extent, body)]
     if found is not None:
@@ -242,10 +247,12 @@ def _print_last(function: Function, loop: Loop, body: Sequence[Statement]) -> No
     for begin, stop, statements in parts:
         function.body.texts = dict(known)  # what is a constant outside is none inside
         function.body.know(statements)
-        lines.add(f"#pragma omp simd{told}")
-        with lines.block(f"for (int64_t {name} = {begin}; {name} < {stop}; ++{name})"):
+
+        def inside(statements: Sequence[Statement] = statements) -> None:
             for one in statements:
                 function.body.emit(one)
+
+        print_simd_loop(function, loop, (begin, stop), statements, inside, f"#pragma omp simd{told}")
     function.body.checked_later = False
     for bound in bounds:
         lines.add(f"kh::check({bound.name}_wrong, {function.names.code(bound.message)}, failure);")

@@ -29,6 +29,7 @@ from kernels_hub.compiler.codegen.cpp.accumulate import (
     twins_of,
 )
 from kernels_hub.compiler.codegen.cpp.function import Function
+from kernels_hub.compiler.codegen.cpp.halves import print_simd_loop
 from kernels_hub.compiler.codegen.cpp.scalar import value_type
 from kernels_hub.compiler.codegen.guard_runs import Run, narrowed
 from kernels_hub.compiler.codegen.lanes import lane_of, tile_of
@@ -166,12 +167,15 @@ class _Reduction(ABC):
         self.body.know(rest)
         return rest, [depth[one.name] for one in rest if not isinstance(one, Store)]
 
+    def _bounds(self, loop: Loop, first: str = "0", end: str = "") -> tuple[str, str]:
+        """The bounds of a loop, which are declared where they are not first..end."""
+        run, end = self.runs.get(loop.name), end or self.body.index(loop.extent)
+        return (first, end) if run is None else self.function.run_bounds(loop, run, first, end)
+
     def _head(self, loop: Loop, first: str = "0", end: str = "") -> str:
         """The head of a loop, behind the declaration of its bounds where they are not first..end."""
-        name, run = variable_name(loop.name), self.runs.get(loop.name)
-        end = end or self.body.index(loop.extent)
-        if run is not None:
-            first, end = self.function.run_bounds(loop, run, first, end)
+        name = variable_name(loop.name)
+        first, end = self._bounds(loop, first, end)
         return f"for (int64_t {name} = {first}; {name} < {end}; ++{name})"
 
     def _make(self, statement: Statement, context: int, how: How) -> None:
@@ -227,6 +231,12 @@ class _Along(_Reduction):
         at = self._levels(body, loops, needed)
         known = dict(self.body.texts)
         body, at = self._narrow(body, at, context, loops, loops[-1:] if self._is_cut(loops, fed) else ())
+        last = [
+            one
+            for one, depth in zip(body, at, strict=True)
+            if depth == len(loops)
+            and (isinstance(one, Store) or needed.get(one.name, How.COMPUTED) is How.COMPUTED)
+        ]
         for one in fed:
             start_along(one, self.body)
 
@@ -241,10 +251,9 @@ class _Along(_Reduction):
                 else:
                     self._make(statement, context, needed[statement.name])
 
-        def innermost(head: str) -> None:
-            self._simd([one for one in fed if not is_searched(one, loops[-1].extent)])
-            with self.lines.block(head):
-                emit(len(loops))
+        def innermost(bounds: tuple[str, str]) -> None:
+            pragma = self._simd([one for one in fed if not is_searched(one, loops[-1].extent)])
+            print_simd_loop(self.function, loops[-1], bounds, last, lambda: emit(len(loops)), pragma)
 
         def nested(level: int) -> None:
             emit(level)
@@ -272,11 +281,13 @@ class _Along(_Reduction):
         else:
             feed_along(one, self.body, self.body.index(self.flat))
 
-    def _simd(self, fed: Sequence[Reduce]) -> None:
-        """Have the next loop vectorised, if what it feeds allows that."""
-        if not any(in_order(one) for one in fed):
-            told = " ".join(clause for one in fed for clause in clauses(one))
-            self.lines.add(f"#pragma omp simd {told}".rstrip())
+    @staticmethod
+    def _simd(fed: Sequence[Reduce]) -> str:
+        """What has a loop vectorised, if what it feeds allows that."""
+        if any(in_order(one) for one in fed):
+            return ""
+        told = " ".join(clause for one in fed for clause in clauses(one))
+        return f"#pragma omp simd {told}".rstrip()
 
     @staticmethod
     def _is_cut(loops: Sequence[Loop], fed: Sequence[Reduce]) -> bool:
@@ -293,28 +304,29 @@ class _Along(_Reduction):
         for one in parted:
             self.lines.add(f"{one.name}_sum += {one.name}_part;")
 
-    def _blocked(self, loop: Loop, fed: Sequence[Reduce], innermost: Callable[[str], None]) -> None:
+    def _blocked(
+        self, loop: Loop, fed: Sequence[Reduce], innermost: Callable[[tuple[str, str]], None]
+    ) -> None:
         """The innermost loop, cut into blocks where float32 sums or searches need that."""
-        name, extent = variable_name(loop.name), self.body.index(loop.extent)
+        extent = self.body.index(loop.extent)
         parted = [one for one in fed if is_parted(one)]
         searched = [one for one in fed if is_searched(one, loop.extent)]
         first = self.body.index(substitute(self.flat, {loop.name: 0}))
 
-        def block(head: str, first: str, count: str, room: int) -> None:
+        def block(bounds: tuple[str, str], first: str, count: str, room: int) -> None:
             for one in searched:
                 declare_row(one, self.body, room)
-            self._parts(parted, lambda: innermost(head))
+            self._parts(parted, lambda: innermost(bounds))
             for one in searched:
                 search_row(one, self.body, first, count)
 
         if not self._is_cut((loop,), fed):
             room = loop.extent if isinstance(loop.extent, int) else BLOCK
-            block(self._head(loop), first, extent, room)
+            block(self._bounds(loop), first, extent, room)
             return
         with self.lines.block(f"for (int64_t block = 0; block < {extent}; block += {BLOCK})"):
             self.lines.add(f"const int64_t stop = std::min<int64_t>(block + {BLOCK}, {extent});")
-            head = f"for (int64_t {name} = block; {name} < stop; ++{name})"
-            block(head, "block" if first == "0" else f"{first} + block", "stop - block", BLOCK)
+            block(("block", "stop"), "block" if first == "0" else f"{first} + block", "stop - block", BLOCK)
 
 
 class _Across(_Reduction):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from kernels_hub.compiler.codegen.c_text import CBody, Lines
@@ -14,10 +14,13 @@ from kernels_hub.compiler.schedule.index import Loop, Ranges, is_variable
 from kernels_hub.compiler.schedule.kernel import (
     Bound,
     Buffer,
+    Compute,
     Load,
     Nest,
+    Statement,
     Store,
     View,
+    arguments,
     dims_of,
     statements,
 )
@@ -98,6 +101,64 @@ class CppBody(CBody):
 
     def __init__(self, lines: Lines, names: Names, loops: Iterable[Loop], *, round_ops: bool = False) -> None:
         super().__init__(lines, names, Cpp(Ranges(tuple(loops)), round_ops=round_ops))
+        self._rounded_later: frozenset[str] = frozenset()
+        self.copied: frozenset[str] = frozenset()
+        """Loads of narrow floats of which nothing but the bits is stored."""
+        self.elsewhere: dict[int, str] = {}
+        """Id of a Load or Store -> the element of float32 that it reads or writes in place of that of its buffer."""
+
+    def know_stores(self, body: Sequence[Statement], *, copies: bool = False) -> None:
+        """Note the narrow floats of a nest's whole body that nothing reads but stores of their dtype, which round.
+
+        copies: a load of such a number and its stores copy the bits; each of them goes through `emit` then.
+        """
+        only = _only_stored(body)
+        casts = [one for one in body if isinstance(one, Compute) and one.op.name == "cast"]
+        plain = (one for one in casts if not one.attrs.get("saturate"))
+        self._rounded_later = frozenset(one.name for one in plain if one.name in only)
+        if copies:
+            loads = (one.name for one in body if isinstance(one, Load))
+            self.copied = frozenset(name for name in loads if name in only)
+
+    def value(self, one: Statement) -> str:
+        """The expression of a statement that is neither Reduce, Scan nor Store."""
+        if isinstance(one, Compute) and one.name in self._rounded_later and self._is_real(one.args[0]):
+            return f"static_cast<{self.scalars.value_type(one.dtype)}>({self.use(one.args[0])})"
+        return super().value(one)
+
+    def emit(self, one: Statement) -> None:
+        """One statement that is neither Reduce nor Scan as a line."""
+        if isinstance(one, Store) and id(one) in self.elsewhere:
+            self.lines.add(f"{self.elsewhere[id(one)]} = {self.use(one.arg)};")
+        elif isinstance(one, Load) and id(one) in self.elsewhere:
+            self.lines.add(f"const float {one.name} = {self.elsewhere[id(one)]};")
+        elif isinstance(one, Store) and one.arg in self.copied:
+            element = f"{self.names.buffers[one.buffer]}[{self.index(one.place)}]"
+            self.lines.add(f"{element}.bits = {one.arg};")
+        elif isinstance(one, Load) and one.name in self.copied:
+            bits = f"{self.names.buffers[one.buffer]}[{self.index(one.place)}].bits"
+            test = self.scalars.test(one.guards)
+            value = bits if test == "true" else f"({test}) ? {bits} : std::uint16_t{{}}"
+            self.lines.add(f"const std::uint16_t {one.name} = {value};")
+        else:
+            super().emit(one)
+
+    def _is_real(self, name: str) -> bool:
+        return not self.dtypes[name].is_complex
+
+
+def _only_stored(body: Sequence[Statement]) -> set[str]:
+    """Names of float16 and bfloat16 numbers that nothing reads but stores of their dtype."""
+    narrow = {
+        one.name: one.dtype
+        for one in body
+        if not isinstance(one, Store) and one.dtype.name in {"float16", "bfloat16"}
+    }
+    for one in body:
+        for name in arguments(one):
+            if type(one) is not Store or one.buffer.dtype is not narrow.get(name):
+                narrow.pop(name, None)
+    return set(narrow)
 
 
 def print_nothing(name: str, parameters: Parameters, lines: Lines, names: Names) -> None:

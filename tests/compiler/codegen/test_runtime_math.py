@@ -76,6 +76,8 @@ SOURCE = """
   for (int64_t i = 0; i < n; ++i) y[i] = x[i]; }
 FUNCTIONS
 CONVERT(f16) CONVERT(bf16)
+extern "C" void narrow_row(int64_t n, const float* x, kh::f16* y) { kh::narrow(x, n, y); }
+extern "C" void widen_row(int64_t n, const kh::f16* x, float* y) { kh::widen(x, n, y); }
 #define BINARY(name) extern "C" void t_##name(int64_t n, const float* x, const float* y, float* z) { \\
   _Pragma("omp simd") for (int64_t i = 0; i < n; ++i) z[i] = kh::name(x[i], y[i]); }
 BINARY(pow) BINARY(atan2) REMAINDERS
@@ -225,6 +227,37 @@ def test_conversions_are_those_of_numpy(library, name, dtype):
     number = ~np.isnan(widened)
     assert np.array_equal(wide[number].view(np.uint32), widened[number].view(np.uint32))
     assert np.isnan(wide[~number]).all()
+
+
+def test_rows_of_float16_are_converted_to_the_bits_of_pytorch(library):
+    """NaN keeps its upper bits and becomes quiet."""
+    _, functions = library
+    halves = np.arange(2**16, dtype=np.uint16)
+    x = np.concatenate([every_float(4093), halves.view(np.float16).astype(np.float32), SPECIAL])
+    x = x[: x.size // 64 * 64]
+    narrow, alone = np.empty((2, x.size), np.uint16)
+    functions.narrow_row(*arguments(x.size, x, narrow))
+    functions.to_f16(*arguments(x.size, x, alone))
+    expected = torch.from_numpy(x).to(torch.float16).view(torch.int16).numpy().view(np.uint16)
+    assert np.array_equal(narrow, expected)
+    assert np.array_equal(alone, expected)
+    wide = np.empty(halves.size, np.float32)
+    functions.widen_row(*arguments(halves.size, halves, wide))
+    number = ~np.isnan(halves.view(np.float16))
+    assert np.array_equal(wide[number], halves.view(np.float16).astype(np.float32)[number])
+    assert np.isnan(wide[~number]).all()
+
+
+@pytest.mark.parametrize("count", [0, 1, 3, 4, 7, 8, 9, 15, 16, 17, 31, 33, 256])
+def test_rows_of_float16_end_where_they_end(library, count):
+    _, functions = library
+    x = np.arange(1, 301, dtype=np.float32)
+    narrow, wide = np.zeros(300, np.float16), np.zeros(300, np.float32)
+    functions.narrow_row(*arguments(count, x, narrow))
+    functions.widen_row(*arguments(count, x.astype(np.float16), wide))
+    for found in (narrow, wide):
+        assert np.array_equal(found[:count], x[:count])
+        assert not found[count:].any()
 
 
 EPILOGUE = """extern "C" void behind_NAME(const float* w, const float* x, float* y, const float* packed) {

@@ -14,7 +14,7 @@ from kernels_hub.compiler.ir import types
 from kernels_hub.compiler.rewrite.pipeline import rewrite
 from kernels_hub.compiler.runtime.toolchain import find_compiler
 from kernels_hub.compiler.schedule.schedule import schedule
-from tests.compiler.engines.executed import assert_agrees
+from tests.compiler.engines.executed import TOLERANCE, assert_agrees, results
 
 pytestmark = [
     pytest.mark.skipif(find_compiler() is None, reason="needs a C++ compiler"),
@@ -124,3 +124,38 @@ def test_what_follows_in_the_same_nest_is_rounded_where_it_is_stored(dtype):
     y = graph.outputs["y"]
     graph.output("z", y.unary("tanh") * 3.0)
     assert_agrees(ENGINE, graph, [random(3, 7, 40, dtype=dtype)])
+
+
+@pytest.mark.parametrize("size", [0, 1, 15, 64, 255, 256, 257, 700])
+def test_loops_of_any_length(dtype, size):
+    """float16 is converted in blocks, a vector at a time; a short one, and what is left of it, element by element."""
+    graph = Graph("loops")
+    graph.symbol("n", 0)
+    x, y = graph.input("x", (3, "n"), dtype), graph.input("y", (3, "n"), dtype)
+    total = (x + y) * x
+    graph.output("total", total)
+    graph.output("wide", total.cast("float32"))
+    graph.output("narrow", (total.cast("float32") * 0.3).cast(dtype))
+    graph.output("kept", total.cast("float32").cast("float16").cast("float32"))
+    graph.output("sums", (x * y).sum((1,)))
+    graph.output("long", x.unary("erf") * y.unary("tanh"))
+    if size > 0:
+        graph.output("centred", x - x.mean((1,), keepdims=True))
+    given = [random(3, size, dtype=dtype), random(3, size, dtype=dtype, seed=1)]
+    assert_agrees(ENGINE, graph, given, tolerance=TOLERANCE[dtype])
+
+
+def test_what_is_only_moved_keeps_its_bits(dtype):
+    graph = Graph("moved")
+    x = graph.input("x", (256, 256), dtype)
+    graph.output("turned", x.permute(1, 0))
+    graph.output("flipped", x.flip(1))
+    graph.output("padded", x.pad([(1, 0), (0, 3)], 0))
+    bits = np.arange(2**16, dtype=np.uint16).reshape(256, 256)
+    found = results(ENGINE, graph, [bits.view(types.dtype(dtype).numpy)])
+    for name, expected in (
+        ("turned", bits.T),
+        ("flipped", bits[:, ::-1]),
+        ("padded", np.pad(bits, ((1, 0), (0, 3)))),
+    ):
+        assert np.array_equal(found[name].view(np.uint16), expected), name

@@ -12,7 +12,7 @@ static void kernel_affine_rows(const kh::bf16* in_x, const float* in_bias, kh::b
       const float v1 = static_cast<float>(v0);
       const float v4 = v1 * 0.5f;  // layer.0.scale (Scale)
       const float v5 = v4 + v2;  // layer.0.shift (Shift)
-      const float v6 = kh::rounded<kh::bf16>(v5);
+      const float v6 = static_cast<float>(v5);
       out_y[i * 240 + j_ * 40 + k] = v6;
     }
   }
