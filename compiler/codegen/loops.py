@@ -100,14 +100,17 @@ def simplified(nest: Nest) -> Nest:
 
 
 def turned_loop(nest: Nest) -> Loop | None:
-    """The loop along which a large load is contiguous while it is far apart along the last: a transposition."""
+    """The loop along which a large load is contiguous while it is far apart along the last: a transposition.
+
+    Either from its first turn on or from its last one back.
+    """
     *others, last = nest.outer or (None,)
     if last is None or estimate(last.extent) < LEAST_TILED:
         return None
     for statement in nest.body:
         if isinstance(statement, Load) and abs(stride(statement.place, last) or 0) >= LEAST_TILED:
             for loop in others:
-                if stride(statement.place, loop) == 1 and estimate(loop.extent) >= LEAST_TILED:
+                if stride(statement.place, loop) in {1, -1} and estimate(loop.extent) >= LEAST_TILED:
                     return loop
     return None
 

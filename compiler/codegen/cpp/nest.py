@@ -155,8 +155,13 @@ def _print_tiles(function: Function, turned: Loop) -> None:
         if isinstance(loop.extent, int) and loop.extent % size == 0:
             end = f"{first} + {size}"
         heads.append(f"for (int64_t {name} = {first}; {name} < {end}; ++{name})")
-        firsts.append(f"{name} = {first}")
-        sizes.append(str(size) if end == f"{first} + {size}" else f"{end} - {name}")
+        whole = end == f"{first} + {size}"
+        if loop is turned and copied is not None and copied.backwards:
+            firsts.append(f"{name} = {end} - 1")  # whose element is the first in memory
+            sizes.append(str(size) if whole else f"{name} + 1 - {first}")
+        else:
+            firsts.append(f"{name} = {first}")
+            sizes.append(str(size) if whole else f"{end} - {name}")
 
     def inside() -> None:
         with lines.block(function.row_loop(rows)):
@@ -182,12 +187,16 @@ def _print_tiles(function: Function, turned: Loop) -> None:
 
 @dataclass(frozen=True)
 class _Transposition:
-    """A nest that does nothing but turn floats round; `apart` are the steps of the loop that is not beside."""
+    """A nest that does nothing but turn floats round; `apart` are the steps of the loop that is not beside.
+
+    backwards: it reads them from the last turn of the loop that it turns to the first, and steps so where it stores.
+    """
 
     load: Load
     load_apart: Dim
     store: Store
     store_apart: Dim
+    backwards: bool
 
 
 def _transposition(nest: Nest, turned: Loop) -> _Transposition | None:
@@ -201,7 +210,10 @@ def _transposition(nest: Nest, turned: Loop) -> _Transposition | None:
     if read is None or written is None or not load.dtype is FLOAT32 is store.buffer.dtype:
         return None
     (load_apart, beside), (store_beside, store_apart) = read[0].values(), written[0].values()
-    return _Transposition(load, load_apart, store, store_apart) if beside == store_beside == 1 else None
+    if store_beside != 1 or beside not in {1, -1}:
+        return None
+    backwards = beside == -1
+    return _Transposition(load, load_apart, store, -store_apart if backwards else store_apart, backwards)
 
 
 def _print_row(function: Function, shared: int, *, first: int) -> None:

@@ -290,6 +290,23 @@ def test_memory_that_nobody_can_write_to_is_not_copied(tmp_path):
 
 
 @pytest.mark.parametrize("fixed", [32, 37, 48, 100])
+def test_what_turns_and_flips_is_right_at_every_size(fixed: int):
+    """torch.rot90 and its kin: columns that are read backwards become rows, rows that are become columns."""
+    graph = Graph("flipped")
+    graph.symbol("n", 0)
+    x = graph.input("x", (2, "n", fixed))
+    graph.output("columns", x.flip(2).permute(0, 2, 1))
+    graph.output("rows", x.flip(1).permute(0, 2, 1))
+    graph.output("both", x.flip(0, 1, 2).permute(2, 1, 0))
+    plan = ENGINE.compile(graph, CPU, {})
+    assert plan.program.source.count("kh::transpose(") == 2  # rows of 2 are no tiles
+    for n in (0, 1, 16, 33, 64, 95):
+        inputs = graph.dummy_inputs(0, {"n": n})
+        found = plan.compute([to_tensor(array) for array in inputs.values()])
+        assert_same_outputs(arrays(graph, found), dict(evaluate(graph, inputs, bindings={"n": n})), 0)
+
+
+@pytest.mark.parametrize("fixed", [32, 37, 48, 100])
 def test_what_only_turns_is_right_at_every_size(fixed: int):
     graph = Graph("turned")
     graph.symbol("n", 0)
