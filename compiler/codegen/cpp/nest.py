@@ -260,11 +260,11 @@ def _print_last(function: Function, loop: Loop, body: Sequence[Statement]) -> No
         function.body.texts = dict(known)  # what is a constant outside is none inside
         function.body.know(statements)
 
-        def inside(statements: Sequence[Statement] = statements) -> None:
+        def emit(statements: Sequence[Statement] = statements) -> None:
             for one in statements:
                 function.body.emit(one)
 
-        print_simd_loop(function, loop, (begin, stop), statements, inside, f"#pragma omp simd{told}")
+        print_simd_loop(function, loop, (begin, stop), statements, emit, f"#pragma omp simd{told}")
     function.body.checked_later = False
     for bound in bounds:
         lines.add(f"kh::check({bound.name}_wrong, {function.names.code(bound.message)}, failure);")
