@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from kernels_hub.compiler.ir.graph import Graph, Value
 from kernels_hub.compiler.rewrite.engine import Rules, first_match
+from kernels_hub.compiler.rewrite.growth import Growth
 from kernels_hub.compiler.rewrite.pattern import Scope, Trace
 from kernels_hub.compiler.rewrite.pipeline import PIPELINE, rewrite
 from kernels_hub.compiler.rewrite.rule import Match, Pass, Rule
@@ -48,6 +49,9 @@ def explain_rule(graph: Graph, rule: Rule) -> Explanation:
     >>> print(explain_rule(graph, rule))
     inverse_twice: no match; nearest at %1, 1 nodes matched, then: %0: float32[n] is made by input, not by neg
     """
+    growth = next((one for one in PIPELINE if isinstance(one, Growth) and rule in one.rules), None)
+    if growth is not None:
+        return _explain_growth(graph, rule, growth)
     names = rule.pattern.roots
     matches: list[Value] = []
     nearest, root = Trace(), None
@@ -61,6 +65,28 @@ def explain_rule(graph: Graph, rule: Rule) -> Explanation:
         elif (trace.matched, trace.condition) > (nearest.matched, nearest.condition):
             nearest, root = trace, value
     return Explanation(rule.name, tuple(matches), root, max(nearest.matched, 0), nearest.reason)
+
+
+def _explain_growth(graph: Graph, rule: Rule, growth: Growth) -> Explanation:
+    """The same of a rule that looks at what others have grown: the nearest miss may be one of theirs."""
+    matches: list[Value] = []
+    nearest, matched, root, step = Trace(), -1, None, rule
+    for attempt in growth.attempts(graph):
+        if attempt.fired:
+            matches += [attempt.value] if attempt.fired == rule.name else []
+            continue
+        for one in (*growth.before(rule), rule):
+            if not one.pattern.admits(attempt.offered):
+                continue
+            trace = Trace()
+            scope = replace(attempt.scope, trace=trace)
+            if first_match(one, attempt.offered, scope) is not None:
+                continue
+            size = trace.matched + attempt.grown
+            if (size, trace.condition) > (matched, nearest.condition):
+                nearest, matched, root, step = trace, size, attempt.value, one
+    reason = nearest.reason if step is rule else f"{nearest.reason} ({step.name})"
+    return Explanation(rule.name, tuple(matches), root, max(matched, 0), reason)
 
 
 def explain_rules(graph: Graph, rules: Sequence[Rule]) -> list[Explanation]:
@@ -86,7 +112,7 @@ def explain_firing(graph: Graph, rule: Rule, passes: Sequence[Pass] = PIPELINE) 
     for one in passes:
         steps.append(one)
         if isinstance(one, Rules) and rule in one.rules:
-            steps[-1] = Rules(one.name, tuple(watching if other is rule else other for other in one.rules))
+            steps[-1] = replace(one, rules=tuple(watching if other is rule else other for other in one.rules))
             last = len(steps)
     after = rewrite(graph, steps[:last]).graph
     return Explanation(rule.name, tuple(fired), None, 0, "") if fired else explain_rule(after, rule)

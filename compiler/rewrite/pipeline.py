@@ -18,7 +18,7 @@ from kernels_hub.compiler.rewrite.activations import ACTIVATIONS
 from kernels_hub.compiler.rewrite.affine import AFFINE
 from kernels_hub.compiler.rewrite.affine_inputs import AFFINE_INPUTS
 from kernels_hub.compiler.rewrite.algebra import ALGEBRA
-from kernels_hub.compiler.rewrite.attention import ATTENTION, SCORES
+from kernels_hub.compiler.rewrite.attention import ATTENTION, SCALES
 from kernels_hub.compiler.rewrite.clamp import CLAMP
 from kernels_hub.compiler.rewrite.contraction import CONTRACTION
 from kernels_hub.compiler.rewrite.engine import Rules
@@ -42,9 +42,7 @@ from kernels_hub.compiler.rewrite.views import CANCEL, SINK
 
 SIMPLIFY = Rules("simplify", (*CANCEL, *PARTS, *REGROUP, *EVERYTHING, *ALGEBRA, *CLAMP, *SINK))
 
-RECOGNISE = Rules(
-    "recognise", (*CANCEL, *NORMS, *ACTIVATIONS, *SOFTMAX, *HEADS, *ROTARY, *SCORES, *ATTENTION)
-)
+RECOGNISE = Rules("recognise", (*CANCEL, *NORMS, *ACTIVATIONS, *SOFTMAX, *HEADS, *ROTARY, *SCALES))
 
 INFERENCE_PASS = Rules("inference", INFERENCE)
 """Graphs that are to be differentiated go without it."""
@@ -57,6 +55,7 @@ _IN_LOOPS: tuple[Pass, ...] = (
     FoldConstants(),
     SIMPLIFY,
     RECOGNISE,
+    ATTENTION,
     Scores(),
     Rules("gate", GATED),
     FoldConstants(),
@@ -74,6 +73,7 @@ PIPELINE: tuple[Pass, ...] = (
     Rules("contract", CONTRACTION),
     SIMPLIFY,
     RECOGNISE,
+    ATTENTION,
     Scores(),
     Rules("gate", GATED),
     Rules("products", PRODUCTS),

@@ -8,14 +8,16 @@ import numpy as np
 import pytest
 
 from kernels_hub.compiler import Graph, evaluate, verify
-from kernels_hub.compiler.rewrite.attention import ATTENTION, SCORES
+from kernels_hub.compiler.rewrite.attention import ATTENTION, SCALES
 from kernels_hub.compiler.rewrite.engine import apply_rules
-from kernels_hub.compiler.rewrite.explain import explain_rule
+from kernels_hub.compiler.rewrite.explain import explain_firing, explain_rule
 from kernels_hub.compiler.rewrite.outline import composite, operand
 from kernels_hub.compiler.rewrite.pipeline import SIMPLIFY, rewrite
+from kernels_hub.compiler.rewrite.rule import Options
 from tests.compiler.strategies import assert_same_outputs
 
-(RULE,), (SCALE, SCALES) = ATTENTION, SCORES
+RULE = {rule.name: rule for rule in ATTENTION.rules}["attention"]
+SCALE = SCALES[0]
 LOWEST = float(np.finfo(np.float32).min)
 HEADS, GROUPS = ("n", 4, 5, 8), ("n", 2, 5, 8)
 
@@ -108,9 +110,9 @@ def inputs_of(graph):
 
 
 def recognised(graph):
-    """The call that a graph is after the rule, all numbers kept bit by bit."""
-    outcome = apply_rules(graph, [RULE])
-    assert outcome.fired == {"attention": 1}, explain_rule(graph, RULE)
+    """The call that a graph is after the pass, all numbers kept bit by bit."""
+    outcome = ATTENTION.run(graph, Options())
+    assert outcome.fired["attention"] == 1, explain_rule(graph, RULE)
     verify(outcome.graph)
     inputs = inputs_of(graph)
     assert_same_outputs(evaluate(outcome.graph, inputs), evaluate(graph, inputs))
@@ -184,8 +186,18 @@ MISSES = {
 def test_attention_declines(name):
     build, reason = MISSES[name]
     graph = graph_of(build, HEADS, HEADS, HEADS)
-    assert not apply_rules(graph, [RULE]).fired
+    outcome = ATTENTION.run(graph, Options())
+    assert outcome.graph is graph and not outcome.fired
     assert reason in str(explain_rule(graph, RULE))
+
+
+def test_an_explanation_names_the_step_that_came_nearest():
+    graph = graph_of(MISSES["along the queries"][0], HEADS, HEADS, HEADS)
+    for found in (explain_rule(graph, RULE), explain_firing(graph, RULE)):
+        assert found.reason == "the softmax is along 2, not along the keys (attention_weights)"
+        assert found.root is not None and found.root.op_name == "softmax" and found.matched > 2
+    found = explain_firing(graph_of(divided, HEADS, HEADS, HEADS, (5, 5)), RULE)
+    assert [value.op_name for value in found.matches] == ["matmul"]
 
 
 def test_heads_that_are_repeated_in_another_order_are_no_groups():
@@ -212,8 +224,8 @@ def test_one_head_of_keys_and_values_goes_in_once(spelling):
 
     graph = graph_of(build, HEADS, ONE, ONE)
     simple = rewrite(graph, (SIMPLIFY,)).graph
-    found = apply_rules(simple, [RULE])
-    assert found.fired == {"attention": 1}
+    found = ATTENTION.run(simple, Options())
+    assert found.fired["attention"] == 1
     inputs = graph.dummy_inputs(0, {"n": 3})
     assert_same_outputs(evaluate(found.graph, inputs), evaluate(graph, inputs), 0.0)
     (call,) = [node.results[0] for node in found.graph.nodes if composite(node.results[0]) == "attention"]
@@ -235,7 +247,7 @@ def test_one_head_of_keys_alone_is_not_shared():
         return divided(q, Spread(k, ("n", 4, 5, 8)), v, 0.5)
 
     simple = rewrite(graph_of(build, HEADS, ONE, HEADS), (SIMPLIFY,)).graph
-    assert not apply_rules(simple, [RULE]).fired
+    assert not ATTENTION.run(simple, Options()).fired
     assert "and v has not" in str(explain_rule(simple, RULE))
 
 
