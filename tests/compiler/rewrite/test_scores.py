@@ -16,7 +16,6 @@ from kernels_hub.compiler.engines.triton import ANCHORS
 from kernels_hub.compiler.judging.judge import Judge
 from kernels_hub.compiler.rewrite.explain import explain_rule
 from kernels_hub.compiler.rewrite.outline import composite
-from kernels_hub.compiler.rewrite.pattern import Op
 from kernels_hub.compiler.rewrite.pipeline import SIMPLIFY, rewrite
 from kernels_hub.compiler.rewrite.rule import Options
 from kernels_hub.compiler.rewrite.scores import RULES, Scores
@@ -216,26 +215,6 @@ def test_what_is_grown_beside_a_kernel_is_written_out():
     ]
     inputs = graph.dummy_inputs(0, {"n": 2})
     assert_same_outputs(evaluate(outcome.graph, inputs), evaluate(graph, inputs))
-
-
-REDUCTIONS = {"matmul", "softmax", "reduce_sum", "reduce_max"}
-
-
-def operations(pattern):
-    """Names of the ops that a pattern asks for, one after the other."""
-    found = [pattern.names] if isinstance(pattern, Op) else []
-    inner = [
-        getattr(pattern, "inner", None),
-        *getattr(pattern, "operands", ()),
-        *getattr(pattern, "choices", ()),
-    ]
-    return found + [names for one in inner if one is not None for names in operations(one)]
-
-
-@pytest.mark.parametrize("name", RULE)
-def test_no_pattern_spans_two_reductions(name):
-    kinds = {frozenset(names & REDUCTIONS) for names in operations(RULE[name].pattern) if len(names) < 3}
-    assert len(kinds - {frozenset()}) <= 1
 
 
 def test_gradients_pass_through_scores():
