@@ -177,6 +177,9 @@ MISSES = {
     "one value": (lambda q, k, v: (q @ q.transpose()).softmax(-1) @ v, "two operands are the same value"),
     "blank columns": (
         lambda q, k, v: additive_blank(q, k, v, v @ v.transpose(), axis=-2), "rows that are made blank are not"),
+    "blank where nothing is hidden": (
+        lambda q, k, v: rows_blank(
+            h := v @ v.transpose() < 0, h.select(-1e9, q @ k.transpose()).softmax(-1)) @ v, "the same value"),
     "blank of others": (
         lambda q, k, v: rows_blank(v @ v.transpose() < 0, ((q @ k.transpose()).softmax(-1))) @ v, "not masked so"),
 }  # fmt: skip
