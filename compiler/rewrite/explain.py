@@ -52,6 +52,17 @@ def explain_rule(graph: Graph, rule: Rule) -> Explanation:
     growth = next((one for one in PIPELINE if isinstance(one, Growth) and rule in one.rules), None)
     if growth is not None:
         return _explain_growth(graph, rule, growth)
+    found = _explain_alone(graph, rule)
+    if not found.matches:
+        for one in rule.follows:
+            before = _explain_alone(graph, one)
+            if not before.matches and before.matched >= found.matched:
+                found = replace(before, rule=rule.name, reason=f"{before.reason} ({one.name})")
+    return found
+
+
+def _explain_alone(graph: Graph, rule: Rule) -> Explanation:
+    """The same of a rule that looks at the graph as it is."""
     names = rule.pattern.roots
     matches: list[Value] = []
     nearest, root = Trace(), None

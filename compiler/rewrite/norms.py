@@ -7,17 +7,23 @@
     Source: arXiv 1607.06450, arXiv 1910.07467, arXiv 1803.08494
 
 Spellings: a division by the root, or a product with its inverse; squares as x * x or x ** 2; means as sums over a
-count; casts to a wider dtype and back, around the norm alone (Llama) or around weight and bias, too (ATen). A bare
-norm is recognised first; casts, weight and bias then join it. No number changes: see `outline`.
+count; casts to a wider dtype and back, around the norm alone (Llama) or around weight and bias, too (ATen). No number
+changes: see `outline`. No rule looks at two reductions; a norm is found step by step:
+
+    x / sqrt(mean(x**2) + eps)        -> rms_norm(x, eps)
+    rms_norm(x - mean(x), eps)        -> layer_norm(x, eps)         of a call: what is inside is written out again
+    reshape(layer_norm(reshape(x)))   -> group_norm(x, eps)
+    norm(x) * weight, … + bias        -> norm(x, weight, bias)      and casts on either side
 """
 
 from __future__ import annotations
 
 import math
 
+from kernels_hub.compiler.ir.graph import Value
 from kernels_hub.compiler.ir.operators import same_shapes
 from kernels_hub.compiler.ir.proofs import proves_equal
-from kernels_hub.compiler.rewrite.outline import closed, outline, recognised
+from kernels_hub.compiler.rewrite.outline import closed, outline, outline_between, recognised
 from kernels_hub.compiler.rewrite.pattern import Any, Bind, Op, Pattern, Scalar, floats, one_of
 from kernels_hub.compiler.rewrite.rule import Match, Rule
 
@@ -55,11 +61,8 @@ def _over_root(x: Pattern, mean: Pattern) -> Pattern:
     return one_of(Op("div", x, root), Op("mul", x, inverse))
 
 
-CENTRED = Op("sub", X.where(floats), _spread(_mean(X)), name="centred")
-
-
 def _last_axes(match: Match) -> str | None:
-    """The statistics are over the last dims, and come back where they were."""
+    """The statistic is over the last dims, and comes back where it was."""
     rank, axes = match["x"].rank, tuple(match.fact("axes"))
     if not axes or axes != tuple(range(rank - len(axes), rank)):
         return f"axes {axes} of rank {rank} are not the last"
@@ -71,6 +74,28 @@ def _last_axes(match: Match) -> str | None:
         if size <= 0 or not any(math.isclose(number, one, rel_tol=1e-6) for one in (size, 1 / size)):
             return f"{number!r} is not known to be the number of elements"
     return closed(match, ("x", "eps"))
+
+
+def _reduced(norm: Value) -> set[tuple[int, ...]]:
+    """The dims that the statistics of a norm are over."""
+    return {
+        tuple(node.attrs["axes"])
+        for node in norm.attrs["callee"].nodes
+        if node.op.name in {"reduce_mean", "reduce_sum"}
+    }
+
+
+def _is_centred(match: Match) -> str | None:
+    """What is normalized was centred along the dims of the norm."""
+    if (axes := _reduced(match.root)) != {tuple(match.fact("axes"))}:
+        return f"the mean is over axes {match.fact('axes')}, the norm over {axes}"
+    return _last_axes(match)
+
+
+def _layer_norm(match: Match) -> Value:
+    """The norm of what is centred is written out: it stands there already, and is outlined as it is."""
+    (written,) = match.graph.call(match.root.attrs["callee"], *match.root.operands)
+    return outline_between(written, "layer_norm", {"x": match["x"], "eps": match["eps"]})
 
 
 def _groups(match: Match) -> str | None:
@@ -85,10 +110,7 @@ def _groups(match: Match) -> str | None:
         return f"{x.type} as {grouped.type} is not known to be groups of channels"
     if count == 0 or channels % count:
         return f"{count} groups do not divide {channels} channels"
-    callee = match["norm"].attrs["callee"]
-    axes = {
-        tuple(node.attrs["axes"]) for node in callee.nodes if node.op.name in {"reduce_mean", "reduce_sum"}
-    }
+    axes = _reduced(match["norm"])
     if axes != {tuple(range(2, grouped.rank))}:
         return f"the statistics of {grouped.type} are over {axes}"
     return closed(match, ("x", "eps"))
@@ -148,17 +170,25 @@ def _join(kind: str) -> list[Rule]:
     return [one for one in joined if one.name != left_out]
 
 
+RMS_NORM = Rule(
+    "rms_norm",
+    _over_root(X.where(floats), _mean(_square(X))),
+    lambda match: outline(match, "rms_norm", ("x", "eps")),
+    _last_axes,
+    doc="x / sqrt(mean(x**2) + eps)",
+)
+_OF_CENTRED = Op("call", Op("sub", X.where(floats), _spread(_mean(X))), Any("eps")).where(
+    recognised("rms_norm")
+)
+
 NORMS = (
-    Rule("layer_norm", _over_root(CENTRED, _mean(_square(Any("centred")))),
-         lambda match: outline(match, "layer_norm", ("x", "eps")), _last_axes,
-         doc="(x - mean(x)) / sqrt(mean((x - mean(x))**2) + eps)"),
+    Rule("layer_norm", _OF_CENTRED, _layer_norm, _is_centred,
+         doc="rms_norm(x - mean(x), eps) -> layer_norm(x, eps)", follows=(RMS_NORM,)),
     *_join("layer_norm"),
     Rule("group_norm", Op("reshape", _GROUPED.once()),
          lambda match: outline(match, "group_norm", ("x", "eps")), _groups,
          doc="reshape(layer_norm(reshape(x)))"),
     *_join("group_norm"),
-    Rule("rms_norm", _over_root(X.where(floats), _mean(_square(X))),
-         lambda match: outline(match, "rms_norm", ("x", "eps")), _last_axes,
-         doc="x / sqrt(mean(x**2) + eps)"),
+    RMS_NORM,
     *_join("rms_norm"),
 )  # fmt: skip

@@ -18,6 +18,9 @@ from kernels_hub.compiler.rewrite.rule import Match
 _KNOWN: weakref.WeakValueDictionary[str, Graph] = weakref.WeakValueDictionary()
 """Text of a callee -> the callee: regions are compared by identity, and equal ones shall be one."""
 
+_SPELLED: weakref.WeakValueDictionary[tuple[object, ...], Graph] = weakref.WeakValueDictionary()
+"""Inputs and nodes of a callee, as `_spelling` has them -> the callee: what is there already is not built again."""
+
 MOST_NODES = 256
 
 Spelled = Mapping[Value, Callable[[Mapping[str, Value]], Value]]
@@ -89,6 +92,29 @@ def _region(root: Value, name: str, values: Mapping[str, Value], spelled: Spelle
     nodes = _between(root, {*values.values(), *spelled})
     if nodes is None:
         return None
+    if spelled:
+        return _built(root, name, values, spelled, nodes)
+    spelling = _spelling(name, values, nodes)
+    region = _SPELLED.get(spelling)
+    if region is None:
+        region = _SPELLED[spelling] = _built(root, name, values, spelled, nodes)
+    return region
+
+
+def _spelling(name: str, values: Mapping[str, Value], nodes: Sequence[Value]) -> tuple[object, ...]:
+    """The callee of such a name, inputs and nodes, told from all others: types, and ops with operands by place."""
+    places = {value: place for place, value in enumerate((*values.values(), *nodes))}
+    inputs = [(key, value.type) for key, value in values.items()]
+    ops = [
+        (value.op_name, *[places[operand] for operand in value.operands], *value.attrs.values())
+        for value in nodes
+    ]
+    return (name, len(inputs), *inputs, *ops)
+
+
+def _built(
+    root: Value, name: str, values: Mapping[str, Value], spelled: Spelled, nodes: Sequence[Value]
+) -> Graph:
     region = Graph(name)
     mapped = {value: region.input(key, value.shape, value.dtype) for key, value in values.items()}
     inputs = dict(region.inputs)

@@ -45,7 +45,8 @@ class Rule:
     """replace builds, in the match's graph, the value that stands for the root from then on: of the same type.
 
     guard: None where the rule applies, else the reason why it declines. exact: the numbers stay the same, bit for bit
-    (any NaN is any other); others keep them up to rounding, and an option turns them off.
+    (any NaN is any other); others keep them up to rounding, and an option turns them off. follows: rules that find what
+    the pattern begins with; where they find nothing, they tell why this one does not fire.
     """
 
     name: str
@@ -54,6 +55,7 @@ class Rule:
     guard: Callable[[Match], str | None] = always
     exact: bool = True
     doc: str = ""
+    follows: tuple[Rule, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -319,7 +319,7 @@ def gelu_of(x):
 
 
 BEFORE = {
-    "layer_norm": ("layer_norm_", "group_norm"), "group_norm": ("group_norm_",), "rms_norm": ("rms_norm_",),
+    "layer_norm": ("layer_norm_", "group_norm"), "group_norm": ("group_norm_",), "rms_norm": ("rms_norm_", "layer_norm", "group_norm"),
     "layer_norm_weight": ("layer_norm_wide",), "layer_norm_bias": ("layer_norm_wide",),
     "group_norm_weight": ("group_norm_wide",), "group_norm_bias": ("group_norm_wide",),
     "rms_norm_weight": ("rms_norm_wide",),
@@ -328,7 +328,8 @@ BEFORE = {
 """Rules that find what others build on."""
 
 MISSES = {
-    "layer_norm": (lambda x: first_axis(x, centre=True), "not the last"),
+    "layer_norm": (
+        lambda x: root_mean(x - x.mean(0, keepdims=True)), "the mean is over axes (0,), the norm over {(1,)}"),
     "layer_norm_casts": (lambda x: normal(x.cast("float64")).cast("bfloat16"), "float32 goes in, and bfloat16"),
     "layer_norm_weight": (lambda x: normal(x) * along(x, weights(x, 4), 0), "lies along (0,) of rank 2"),
     "layer_norm_bias": (lambda x: normal(x) + along(x, weights(x)), "has 2 operands, not 3"),
@@ -403,6 +404,32 @@ def test_near_misses_say_why(name):
     found = explain_rule(graph, RULES[name])
     assert reason in str(replace(found, matches=())), str(found)
     assert not found.matches or name in AT_MOST_ONCE
+
+
+def test_what_is_no_rms_norm_of_what_is_centred_says_why():
+    graph = Graph("miss")
+    graph.output("y", first_axis(graph.input("x", (4, 8)), centre=True))
+    found = str(explain_rule(graph, RULES["layer_norm"]))
+    assert "layer_norm: no match" in found and "are not the last (rms_norm)" in found
+
+
+def test_an_rms_norm_of_what_is_centred_stays_where_the_mean_is_another():
+    result = check(lambda x: root_mean(x - x.mean(0, keepdims=True)), (4, 8), rounding=False, special=True)
+    assert composites(result) == {"rms_norm": 1}
+
+
+def test_equal_parts_are_calls_of_one_graph():
+    def callee(build, *shape):
+        graph = Graph("norms")
+        graph.output("y", build(graph.input("x", shape)))
+        return rewrite(graph).graph.outputs["y"].attrs["callee"]
+
+    norm = callee(root_mean, 4, 8)
+    assert callee(lambda x: root_mean(x), 4, 8) is norm
+    divided = lambda x: x / ((x * x).mean(-1, keepdims=True) + 1e-6).sqrt()  # noqa: E731
+    weighted = lambda x: root_mean(x) * along(x, weights(x))  # noqa: E731
+    others = [callee(root_mean, 4, 9), *(callee(build, 4, 8) for build in (normal, divided, weighted))]
+    assert len({id(one) for one in (norm, *others)}) == 5
 
 
 def test_every_rule_has_a_near_miss():

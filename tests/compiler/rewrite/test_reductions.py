@@ -26,7 +26,6 @@ REDUCTIONS = {"matmul", "softmax", *(name for name in OPS if name.startswith("re
 PATTERNS = {name: rule.pattern for name, (rule, _) in rule_passes().items()}
 
 SPANS_TWO = {
-    "layer_norm": "the mean that is subtracted, and the variance of what is left",
     "shifted_softmax": "the maximum that is subtracted, and the softmax: by another number, rows may overflow",
     "rows_of_weights_apart": "the weights, and the product that their rows were merged for",
     "attention_of_four_dims": "the weights, and their product with values: neither alone is better off with four dims",
