@@ -96,8 +96,9 @@ KH_INLINE void store(f16* to, vfloat value) {
 }
 #endif
 
-// A row of them to floats and back, a vector at a time: the last one overlaps the one before.
-inline void widen(const f16* from, int64_t count, float* to) {
+// A row of them to floats or back, a vector at a time: the last one overlaps the one before.
+template <class From, class To>
+KH_INLINE void convert_row(const From* from, int64_t count, To* to) {
   if (count < kLanes) {
     for (int64_t i = 0; i < count; ++i) to[i] = from[i];
     return;
@@ -105,14 +106,8 @@ inline void widen(const f16* from, int64_t count, float* to) {
   for (int64_t i = 0; i < count - kLanes; i += kLanes) store(to + i, load(from + i));
   store(to + count - kLanes, load(from + count - kLanes));
 }
-inline void narrow(const float* from, int64_t count, f16* to) {
-  if (count < kLanes) {
-    for (int64_t i = 0; i < count; ++i) to[i] = from[i];
-    return;
-  }
-  for (int64_t i = 0; i < count - kLanes; i += kLanes) store(to + i, load(from + i));
-  store(to + count - kLanes, load(from + count - kLanes));
-}
+inline void widen(const f16* from, int64_t count, float* to) { convert_row(from, count, to); }
+inline void narrow(const float* from, int64_t count, f16* to) { convert_row(from, count, to); }
 inline void widen(const bf16* from, int64_t count, float* to) {
 #pragma omp simd
   for (int64_t i = 0; i < count; ++i) to[i] = from[i];
