@@ -24,6 +24,9 @@ class Renderer(Protocol):
     def to_svg(self, graph: Pictures, /, *, unfold: bool, weights: bool, marks: _Marks) -> str:
         """A picture."""
 
+    def to_figure(self, graph: Pictures, /) -> str:
+        """A picture for a cell of a notebook."""
+
     def to_dot(self, graph: Pictures, after: Pictures | None, /, *, marks: _Marks) -> str:
         """A digraph for Graphviz."""
 
@@ -54,6 +57,9 @@ class Pictures:
 
     def __str__(self) -> str:
         return _load().to_text(self)
+
+    def _repr_html_(self) -> str:
+        return _load().to_figure(self)
 
     def to_svg(
         self, path: _Path = None, *, unfold: bool = False, weights: bool = True, marks: _Marks = None

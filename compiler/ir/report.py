@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from kernels_hub.compiler.ir.ops.conversion import widened
 from kernels_hub.compiler.ir.types import Array
+from kernels_hub.escaping import HtmlText
+from kernels_hub.tables import html_table, terminal_width, text_table
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +37,7 @@ class OpRow:
     statistics: Statistics
 
 
-@dataclass
+@dataclass(repr=False)
 class Report:
     """Rows in the order of evaluation. Prints as a table."""
 
@@ -62,23 +65,50 @@ class Report:
         return dict(sorted(totals.items(), key=lambda item: -item[1][1]))
 
     def __str__(self) -> str:
+        width = terminal_width()
         lines = [
-            f"{'value':>8}  {'op':<16} {'ms':>9}  {'type':<28} {'min':>11} {'max':>11} {'mean':>11}  NaN/inf"
+            text_table(_HEAD, map(_cells, self.rows), width, numbers=_NUMBERS),
+            "",
+            text_table(_TOTALS, self._totals(), width, numbers=_NUMBERS),
+            self._last(),
         ]
-        for row in self.rows:
-            stats = row.statistics
-            numbers = " ".join(f"{_number(one):>11}" for one in (stats.least, stats.greatest, stats.mean))
-            of = f"{row.dtype}[{', '.join(map(str, row.shape))}]"
-            bad = f"{stats.nans}/{stats.infinities}" if stats.nans or stats.infinities else ""
-            lines.append(
-                f"{row.value:>8}  {row.op:<16} {row.seconds * 1e3:9.3f}  {of:<28} {numbers}  {bad}".rstrip()
-            )
-        lines.append(f"{'total':>8}  {len(self.rows)} values      {self.seconds * 1e3:9.3f} ms")
-        for op, (count, seconds) in self.totals.items():
-            lines.append(f"{count:>8}  {op:<16} {seconds * 1e3:9.3f}  {seconds / (self.seconds or 1):6.1%}")
-        if self.first_non_finite is not None:
-            lines.append(f"first NaN or infinity: {self.first_non_finite}")
         return "\n".join(lines)
+
+    def __repr__(self) -> str:
+        return f"<Report of {self.graph}: {self._last()}>"
+
+    def _repr_html_(self) -> str:
+        rows = html_table(_HEAD, map(_cells, self.rows), numbers=_NUMBERS)
+        totals = html_table(_TOTALS, self._totals(), numbers=_NUMBERS)
+        return (
+            f'<div style="max-height:32em; overflow:auto">{rows}</div>{totals}<p>{HtmlText(self._last())}</p>'
+        )
+
+    def _totals(self) -> Iterator[tuple[str, ...]]:
+        for op, (count, seconds) in self.totals.items():
+            yield op, str(count), f"{seconds * 1e3:.3f}", f"{seconds / (self.seconds or 1):.1%}"
+
+    def _last(self) -> str:
+        text = f"{len(self.rows)} values, {self.seconds * 1e3:.3f} ms"
+        bad = self.first_non_finite
+        return text if bad is None else f"{text}; first NaN or infinity: {bad}"
+
+
+_HEAD = ("value", "op", "ms", "type", "min", "max", "mean", "NaN/inf")
+_TOTALS = ("op", "count", "ms", "share")
+_NUMBERS = ("ms", "min", "max", "mean", "count", "share")
+
+
+def _cells(row: OpRow) -> tuple[str, ...]:
+    stats = row.statistics
+    return (
+        row.value,
+        row.op,
+        f"{row.seconds * 1e3:.3f}",
+        f"{row.dtype}[{', '.join(map(str, row.shape))}]",
+        *map(_number, (stats.least, stats.greatest, stats.mean)),
+        f"{stats.nans}/{stats.infinities}" if stats.nans or stats.infinities else "",
+    )
 
 
 def statistics(array: Array) -> Statistics:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -21,9 +21,13 @@ import torch
 
 from kernels_hub.compiler.engines.engine import Device, StepProfile
 from kernels_hub.compiler.plan.rates import Rates, measured_rates, median_seconds
+from kernels_hub.escaping import HtmlText
+from kernels_hub.tables import html_table, terminal_width, text_table
 
 SLOW = 0.5
 """The share of its roof below which a step is slow."""
+_LONGEST_NAME = 40
+_HEAD = ("step", "engine", "us", "MB", "MFLOP", "GB/s", "GFLOP/s", "roof")
 
 
 class Profiled(Protocol):
@@ -46,7 +50,7 @@ class Profiled(Protocol):
         """Each step, timed on its own."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Profile:
     """Steps in the order that they run in. seconds: a whole call, median, measured without looking at the steps."""
 
@@ -67,18 +71,36 @@ class Profile:
         return share is not None and share < SLOW and step.seconds >= 0.01 * self.total.seconds
 
     def __str__(self) -> str:
-        head = f"{'step':<40} {'engine':<12} {'us':>10} {'MB':>10} {'MFLOP':>10} {'GB/s':>8} {'GFLOP/s':>9} {'roof':>6}"
-        lines = [f"{self.graph} on {self.device}, {self.seconds * 1e6:.1f} us a call", head]
+        table = text_table(_HEAD, self._cells(), terminal_width(), numbers=_HEAD[2:])
+        return "\n".join((self._call(), table, self._roofline()))
+
+    def __repr__(self) -> str:
+        return f"<Profile of {self._call()}, {len(self.steps)} steps>"
+
+    def _repr_html_(self) -> str:
+        table = html_table(_HEAD, self._cells(), numbers=_HEAD[2:])
+        return f"<p>{HtmlText(self._call())}</p>{table}<p>{HtmlText(self._roofline())}</p>"
+
+    def _call(self) -> str:
+        return f"{self.graph} on {self.device}, {self.seconds * 1e6:.1f} us a call"
+
+    def _roofline(self) -> str:
+        return f"roofline: {self.rates.bandwidth / 1e9:.1f} GB/s, {self.rates.flops / 1e9:.1f} GFLOP/s"
+
+    def _cells(self) -> Iterator[tuple[str, ...]]:
         for step in (*self.steps, self.total):
             share = self.share(step)
             seconds = step.seconds or float("inf")
-            lines.append(
-                f"{step.name[:40]:<40} {step.engine:<12} {step.seconds * 1e6:10.1f} {step.bytes / 1e6:10.3f} "
-                f"{step.flops / 1e6:10.3f} {step.bytes / seconds / 1e9:8.1f} {step.flops / seconds / 1e9:9.1f} "
-                + (f"{share:6.0%}" if share is not None else f"{'-':>6}")
+            yield (
+                step.name[:_LONGEST_NAME],
+                step.engine,
+                f"{step.seconds * 1e6:.1f}",
+                f"{step.bytes / 1e6:.3f}",
+                f"{step.flops / 1e6:.3f}",
+                f"{step.bytes / seconds / 1e9:.1f}",
+                f"{step.flops / seconds / 1e9:.1f}",
+                "-" if share is None else f"{share:.0%}",
             )
-        rates = f"{self.rates.bandwidth / 1e9:.1f} GB/s, {self.rates.flops / 1e9:.1f} GFLOP/s"
-        return "\n".join((*lines, f"roofline: {rates}"))
 
     @property
     def total(self) -> StepProfile:

@@ -10,6 +10,7 @@ Equal graphs give equal text. Nothing in a graph's names becomes markup, and not
 
 from __future__ import annotations
 
+from base64 import b64encode
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -23,11 +24,15 @@ from kernels_hub.compiler.viewing.onnx_drawing import draw_onnx
 from kernels_hub.compiler.viewing.page import render_page
 from kernels_hub.compiler.viewing.scene import compose, default_open
 from kernels_hub.compiler.viewing.svg import render_svg
+from kernels_hub.escaping import HtmlText
 
 if TYPE_CHECKING:
     from onnx import ModelProto
 
-__all__ = ["render_onnx", "to_dot", "to_html", "to_svg", "to_text"]
+__all__ = ["render_onnx", "to_dot", "to_figure", "to_html", "to_svg", "to_text"]
+
+_MOST_DRAWN = 1000
+"""Nodes of a graph that a notebook shows as a picture."""
 
 
 def to_text(graph: Graph) -> str:
@@ -78,6 +83,25 @@ def to_svg(
     tree = build_tree(drawing)
     opened = set(range(len(tree.blocks))) if unfold else default_open(tree)
     return render_svg(drawing, tree, compose(drawing, tree, opened, weights=weights))
+
+
+def to_figure(graph: Graph) -> str:
+    """The picture for a cell of a notebook, in a box that scrolls; of a graph of over 1,000 nodes, what else there is.
+
+    It is an image, so that none of its styles reaches the notebook around it.
+
+    >>> graph = Graph("double")
+    >>> x = graph.input("x", ("n", 4))
+    >>> y = graph.output("y", x * 2.0)
+    >>> to_figure(graph).startswith("<div")
+    True
+    """
+    name = HtmlText(graph.name)
+    if len(graph.nodes) > _MOST_DRAWN:
+        return f'<p>{name}: {len(graph.nodes)} nodes; <code>to_html("page.html")</code> writes them as a page</p>'
+    picture = b64encode(to_svg(graph, weights=False).encode()).decode()
+    image = f'<img alt="{name}" src="data:image/svg+xml;base64,{picture}" style="max-width:none">'
+    return f'<div style="max-height:32em; overflow:auto">{image}</div>'
 
 
 def to_html(

@@ -10,11 +10,12 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from kernels_hub.calibration.gain_table import Gain
-from kernels_hub.escaping import HtmlText, TerminalText
+from kernels_hub.escaping import HtmlText
 from kernels_hub.kernelization.bind import KernelForward, KernelFunction, weights_protocol
 from kernels_hub.kernelization.mode import Mode
 from kernels_hub.kernelization.native_builds import original_runs
 from kernels_hub.kernelization.outcome import SwapDecision, record_of
+from kernels_hub.tables import html_table, terminal_width, text_table
 
 if TYPE_CHECKING:
     from torch import nn
@@ -68,9 +69,9 @@ class Row:
         return {**self.__dict__, "mode": mode, "gain_rows": rows}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Report:
-    """Rows of `report(model)` or `explain(model, …)`; prints as a table."""
+    """Rows of `report(model)` or `explain(model, …)`; shown as a table, also by a prompt or a notebook."""
 
     rows: tuple[Row, ...]
     parameters_nbytes: int = 0
@@ -109,19 +110,15 @@ class Report:
         }
 
     def __str__(self) -> str:
-        lines = _columns([_HEADER, *(_cells(group) for group in _grouped(self.rows))])
-        return "\n".join((*lines, self._summary()))
+        return f"{text_table(_HEADER, self._cells(), terminal_width())}\n{self._summary()}"
+
+    __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        head = "".join(f"<th>{HtmlText(cell)}</th>" for cell in _HEADER)
-        body = "".join(
-            "<tr>" + "".join(f"<td>{HtmlText(cell)}</td>" for cell in _cells(group)) + "</tr>"
-            for group in _grouped(self.rows)
-        )
-        return (
-            f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
-            f"<p>{HtmlText(self._summary())}</p>"
-        )
+        return f"{html_table(_HEADER, self._cells())}<p>{HtmlText(self._summary())}</p>"
+
+    def _cells(self) -> Iterator[tuple[str, ...]]:
+        return map(_cells, _grouped(self.rows))
 
     def _summary(self) -> str:
         untagged = len(self.rows) - len(self.swapped) - len(self.kept)
@@ -181,20 +178,6 @@ def _times(row: Row) -> str | None:
 def _gain(row: Row) -> str:
     assert row.gain is not None and row.gain_source is not None
     return str(Gain(row.gain, row.gain_source, row.gain_rows))
-
-
-def _columns(rows: list[tuple[str, ...]]) -> list[str]:
-    table = [tuple(map(TerminalText, cells)) for cells in rows]
-    widths = [max(len(cells[column]) for cells in table) for column in range(len(table[0]))]
-    lines = [
-        "  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)).rstrip()
-        for cells in table
-    ]
-    return [
-        lines[0],
-        "  ".join("-" * width for width in widths[:-1]) + "  " + "-" * min(widths[-1], 40),
-        *lines[1:],
-    ]
 
 
 def report(model: nn.Module) -> Report:

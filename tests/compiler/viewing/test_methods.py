@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from base64 import b64decode
 
 import pytest
 
+from kernels_hub.compiler import Graph
 from kernels_hub.compiler.errors import DimError
 from kernels_hub.compiler.rewrite.pipeline import rewrite
 from kernels_hub.compiler.viewing import view
@@ -25,6 +27,23 @@ def test_the_methods_give_what_view_gives():
     assert graph.to_html(after=after, sizes={"batch": 8}) == view.to_html(graph, after, sizes={"batch": 8})
     with pytest.raises(DimError, match="bach"):
         graph.to_html(sizes={"bach": 8})
+
+
+def test_a_notebook_shows_the_picture_as_an_image():
+    graph = encoder(2, name='<b>"')
+    head, _, picture = graph._repr_html_().partition("base64,")
+    assert "<b>" not in head and 'alt="&lt;b&gt;&quot;"' in head
+    assert b64decode(picture.partition('"')[0]).decode() == graph.to_svg(weights=False)
+
+
+def test_a_notebook_names_a_graph_that_is_too_large_to_draw():
+    graph = Graph("long")
+    value = graph.input("x", (3,))
+    for _ in range(1000):
+        value = value.exp()
+    graph.output("y", value)
+    shown = graph._repr_html_()
+    assert len(shown) < 200 and "long: 1001 nodes" in shown and "to_html" in shown
 
 
 @pytest.mark.parametrize("method", ["to_svg", "to_dot", "to_html"])
