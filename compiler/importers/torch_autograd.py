@@ -36,6 +36,7 @@ from kernels_hub.compiler.importers.padded_encoders import encoded
 from kernels_hub.compiler.importers.recurrent_calls import instead
 from kernels_hub.compiler.importers.tensor_facts import ANY
 from kernels_hub.compiler.importers.torch_direct import ITSELF, NOTE
+from kernels_hub.compiler.importers.user_lines import NOWHERE, frame_text
 
 _OPERAND = "kernels_hub gradient of operand"
 """Of what the node reads."""
@@ -139,6 +140,8 @@ class _Listener(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         del types
         kwargs = kwargs or {}
+        if not torch.compiler.is_dynamo_compiling():  # as regions of control flow are
+            traceback.set_stack_trace([frame_text(sys._getframe(1))])
         if func in ANY:
             self._note(func, _asking())
         if func is torch._C._set_grad_enabled:
@@ -202,6 +205,7 @@ def listening(module: nn.Module, watcher: Watcher) -> Iterator[None]:
     """While it is open, what the module's forward says to autograd in this thread is noted in programs traced of it."""
     modes = _Modes()
     with _patched(modes), traceback.preserve_node_meta(), _forward_noted(module, watcher, modes):
+        traceback.set_stack_trace([NOWHERE])
         yield
 
 
@@ -218,6 +222,7 @@ def _forward_noted(module: nn.Module, watcher: Watcher, modes: _Modes) -> Iterat
                 found = original(*args, **kwargs)
         finally:
             modes.close()
+            traceback.set_stack_trace([NOWHERE])
         for one, items in before:
             now = items_of(one)
             if len(now) != len(items) or any(a is not b for a, b in zip(now, items, strict=True)):

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import inspect
-import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from kernels_hub.compiler.errors import ImportFailure
+from kernels_hub.compiler.importers.user_lines import user_line
 from kernels_hub.compiler.ir.ops import OPS
 
 if TYPE_CHECKING:
@@ -284,26 +284,8 @@ def cause(error: BaseException) -> str:
         if line and not line.startswith("Traceback"):
             first.append(line)
     text = " ".join(first)[:400] or type(error).__name__
-    place = _user_line(str(error))
+    place = user_line(str(error))
     return f"{type(error).__name__}: {text}" + (f"; at {place}" if place else "")
-
-
-_OURS = ("/importers/torch_autograd.py", "/importers/decided_sizes.py")
-"""What calls the forward, and what listens to the sizes that it asks about."""
-_FRAME = re.compile(r'File "([^"]+)", line (\d+), in (\S+)')
-
-
-def _user_line(stack: str) -> str:
-    """The innermost frame of a printed stack that is neither PyTorch's own nor the importer's."""
-    frames = [
-        one
-        for one in _FRAME.findall(stack)
-        if not one[0].replace("\\", "/").endswith(_OURS) and "/torch/" not in one[0].replace("\\", "/")
-    ]
-    if not frames:
-        return ""
-    file, line, function = frames[-1]
-    return f"{file}:{line} in {function}"
 
 
 def place_of(node: torch.fx.Node) -> str:
@@ -312,7 +294,7 @@ def place_of(node: torch.fx.Node) -> str:
     path, kind = list(stack.values())[-1] if stack else ("", "")
     name = getattr(kind, "__name__", str(kind)).rsplit(".", 1)[-1]
     where = f"{path or 'forward'} ({name})" if name else path
-    line = _user_line(node.meta.get("stack_trace") or "")
+    line = user_line(node.meta.get("stack_trace") or "")
     return ", ".join(part for part in (where, line) if part)
 
 

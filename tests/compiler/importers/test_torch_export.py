@@ -159,7 +159,7 @@ def test_all_that_is_unsupported_is_listed_at_once():
     assert "bessel_j0" in text
     assert "svd" in text
     assert "float32[3, 3]" in text
-    assert "torch_programs.py:" in text, "the source line"
+    assert "test_torch_export.py:153 in function" in text, "the source line"
 
 
 def test_a_module_that_cannot_be_traced_gives_its_cause():
