@@ -220,7 +220,7 @@ def scheduled_source(graph: Graph) -> tuple[Schedule, MetalCode]:
         expanded(graph, frozenset()),
         choices=Choices(layout="rows"),
         most_parts=MOST_LAUNCHES,
-        pixel_blocks=False,
+        cpu=False,
     )
     return scheduled, generate(scheduled)
 

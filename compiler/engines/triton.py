@@ -219,7 +219,7 @@ class TritonEngine:
         refuse_knobs(self.name, knobs, ("block", "tile", "tf32"))
         if isinstance(answer := self.check(graph, device), Decline):
             raise EngineError(f"engine {self.name} does not take graph {graph.name}: {answer.reason}")
-        scheduled = split_reductions(schedule(graph, ANCHORS, most_parts=MOST_LAUNCHES, pixel_blocks=False))
+        scheduled = split_reductions(schedule(graph, ANCHORS, most_parts=MOST_LAUNCHES, cpu=False))
         return TritonPlan(graph, device, scheduled, generate(scheduled, options_of(device, knobs)), knobs)
 
     def load(self, payload: bytes, device: Device) -> CompiledPlan:

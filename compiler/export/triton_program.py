@@ -59,7 +59,7 @@ def triton_schedule(graph: Graph) -> Schedule | str:
             value, reason = next(iter(found.items()))
             more = f", and {len(found) - 1} more" if len(found) > 1 else ""
             return f"{value.op_name}: {reason}{more}"
-        return split_reductions(schedule(graph, ANCHORS, most_parts=MOST_LAUNCHES, pixel_blocks=False))
+        return split_reductions(schedule(graph, ANCHORS, most_parts=MOST_LAUNCHES, cpu=False))
     except CompilerError as error:
         return str(error)
 

@@ -15,10 +15,14 @@ _FRAME = re.compile(r'File "([^"]+)", line (\d+), in (\S+)')
 
 
 def frame_text(frame: FrameType) -> str:
-    """The innermost frame of a model that called this one, as a traceback has it."""
+    """The innermost frame of a model that called this one, as a traceback has it.
+
+    The forward of an importer stands around that of the model: outside of it nothing is the model's.
+    """
     found: FrameType | None = frame
     while found is not None and not _is_of_a_model(found.f_code.co_filename):
-        found = found.f_back
+        around = found.f_code.co_name == "forward" and found.f_code.co_filename.startswith(_OURS)
+        found = None if around else found.f_back
     if found is None:
         return NOWHERE
     return f'File "{found.f_code.co_filename}", line {found.f_lineno}, in {found.f_code.co_name}'

@@ -63,6 +63,15 @@ KH_INLINE void check(int64_t wrong, int code, int& failure) {
 
 // -- conversions ------------------------------------------------------------------------------------------
 
+// a where the condition holds, else b: of numbers that were read by an index that data gave. GCC reads them in a branch
+// where they are an operand of ?:, and makes no vectors of it then.
+template <class T>
+KH_INLINE T pick(bool condition, T a, T b) {
+  using Bits = std::conditional_t<sizeof(T) == 4, uint32_t, uint64_t>;
+  const Bits mask = -static_cast<Bits>(condition);
+  return std::bit_cast<T>((std::bit_cast<Bits>(a) & mask) | (std::bit_cast<Bits>(b) & ~mask));
+}
+
 // To a narrower float and back.
 template <class Narrow, class T>
 KH_INLINE float rounded(T value) {

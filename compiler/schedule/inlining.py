@@ -12,7 +12,7 @@ import itertools
 from collections.abc import Iterable, Sequence
 
 from kernels_hub.compiler.ir import types
-from kernels_hub.compiler.ir.dims import Dim
+from kernels_hub.compiler.ir.dims import Dim, product
 from kernels_hub.compiler.ir.graph import Graph, Node, Value
 from kernels_hub.compiler.ir.op import Shape, Trait
 from kernels_hub.compiler.ir.types import DType
@@ -27,6 +27,12 @@ from kernels_hub.compiler.schedule.views import Index, loops_of, walk
 
 EXPENSIVE_COST = 8
 """Weight of an expensive op (`Op.is_expensive`) in the cost of inlining a value; any other pointwise op weighs 1."""
+
+REPEATED_PRICE = 3
+"""The cost and the loads of a value that a broadcast repeats at least `OFTEN` times, in a result of at least
+`MANY_ELEMENTS`, for it to be stored, on a CPU: one load is what it costs then."""
+OFTEN = 3
+MANY_ELEMENTS = 16384
 
 MOST_PERMUTED = 5
 """The highest rank for which other orders of the dims in memory are tried."""
@@ -193,15 +199,20 @@ def refused(
 
 
 class Inlining:
-    """Which values of an expanded graph are inlined. dtypes: those that anchors take.
+    """Which values of an expanded graph are inlined. dtypes: those that anchors take. cpu: whether it is for one.
 
     kinds: the values that are not, in the order of the graph, and the kind of nest of each.
     """
 
     def __init__(
-        self, graph: Graph, dtypes: frozenset[DType] = ANCHOR_DTYPES, choices: Choices | None = None
+        self,
+        graph: Graph,
+        dtypes: frozenset[DType] = ANCHOR_DTYPES,
+        choices: Choices | None = None,
+        *,
+        cpu: bool = True,
     ) -> None:
-        self.graph, self.dtypes = graph, dtypes
+        self.graph, self.dtypes, self.cpu = graph, dtypes, cpu
         self.choices = choices or Choices()
         self.products = [
             value
@@ -292,6 +303,8 @@ class Inlining:
         name = node.op.name
         if name == "broadcast":
             self._once(node.operands[:1], EXPENSIVE_COST)
+            if self._repeats_much(value):
+                self._once(node.operands[:1], 1, REPEATED_PRICE)
         elif name in {"gather", "gather_elements", "gather_nd"}:
             self._once(node.operands[:1], 1)
             self._once(node.operands[1:], EXPENSIVE_COST)
@@ -315,13 +328,27 @@ class Inlining:
                     self.strided(operand)
                 self._once(node.operands[len(parts.strided) :], 2)  # but masks of positions
 
-    def _once(self, operands: Iterable[Value], cost: int) -> None:
+    def _repeats_much(self, value: Value) -> bool:
+        """Whether each element of what a broadcast reads would be computed so often that a nest of its own pays.
+
+        That of a GPU is a launch, which takes as long as thousands of elements do.
+        """
+        size, repeated = product(value.shape), product(value.operands[0].shape)
+        if not self.cpu or not isinstance(size, int) or not isinstance(repeated, int):
+            return False
+        return size >= MANY_ELEMENTS and size >= OFTEN * repeated
+
+    def _once(self, operands: Iterable[Value], cost: int, price: int = 0) -> None:
         for operand in operands:
             base = operand
             while Trait.VIEW in base.op.traits and not self.is_stored(base):
                 base = base.operands[0]
             if not self.is_stored(base) and self.cost[base] >= cost and base.rank and self.loads[base]:
-                self._add(base)
+                loads = sum(
+                    2 if one.dtype is types.BOOL else 1 for one in self.loads[base]
+                )  # bools are widened
+                if self.cost[base] + loads >= price:
+                    self._add(base)
 
     def strided(self, operand: Value) -> None:
         """See that an operand lies in memory, in strides: as it is, or with what it is a view of laid out for it."""

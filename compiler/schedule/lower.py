@@ -18,6 +18,7 @@ from kernels_hub.compiler.ir.graph import Value
 from kernels_hub.compiler.ir.op import Trait
 from kernels_hub.compiler.ir.proofs import proves_le
 from kernels_hub.compiler.ir.types import BOOL, INT64, DType
+from kernels_hub.compiler.ir.value_ranges import is_index
 from kernels_hub.compiler.schedule.index import Ranges
 from kernels_hub.compiler.schedule.kernel import (
     Bound,
@@ -165,8 +166,18 @@ class Body:
         return None if None in answers else True
 
     def bound(self, indices: Value, index: Index, extent: Dim, what: str) -> Dim:
-        """An index that data give, as an expression: checked, and counted from the start."""
+        """An index that data give, as an expression: checked, and counted from the start.
+
+        One that is known to lie in the dim, as clamped ones are, is not checked.
+        """
+        known = isinstance(extent, int) and is_index(indices, extent)
+        if known and (number := indices.scalar) is not None:
+            return int(number)
         name = self.at(indices, index)
+        if known:
+            name = self.cast(name, indices.dtype, INT64)
+            self.ranges.extents.setdefault(f"${name}", extent)
+            return symbol(f"${name}")
         name = self.emit(Bound, INT64, name, extent, f"{what}: an index is out of range of a dim of {extent}")
         self.ranges.extents.setdefault(f"${name}", extent)
         return symbol(f"${name}")

@@ -40,11 +40,12 @@ def schedule(
     choices: Choices | None = None,
     most_parts: int = MOST_PARTS,
     *,
-    pixel_blocks: bool = True,
+    cpu: bool = True,
 ) -> Schedule:
     """The schedule of a graph. anchors: dtypes of the products, convolutions and attentions that are anchors of nests.
 
-    choices: what is open otherwise; the usual ones by default. most_parts: see `split`. pixel_blocks: see `expanded`.
+    choices: what is open otherwise; the usual ones by default. most_parts: see `split`. cpu: whether it is for
+    one: convolutions by blocks of pixels (`expanded`), and more values in memory (`Inlining`).
 
     Raises EngineError where it has values that no nest can make (`inlining.unsupported`).
     """
@@ -52,10 +53,10 @@ def schedule(
     if has_regions(graph):
 
         def again(part: Graph) -> Schedule:
-            return schedule(part, anchors, choices, most_parts, pixel_blocks=pixel_blocks)
+            return schedule(part, anchors, choices, most_parts, cpu=cpu)
 
         return schedule_stages(graph, choices, again)
-    graph = expanded(graph, anchors, pixel_blocks=pixel_blocks)
+    graph = expanded(graph, anchors, pixel_blocks=cpu)
     graph = with_partial_reductions(graph, choices.split)
     if refused := unsupported(graph, anchors):
         value, reason = next(iter(refused.items()))
@@ -64,7 +65,7 @@ def schedule(
     in_rows = choices.layout == "rows" or (choices.layout == "auto" and stands_alone(graph))
     if not in_rows:
         graph = with_inputs_laid_out(graph)
-    inlining = Inlining(graph, anchors, choices)
+    inlining = Inlining(graph, anchors, choices, cpu=cpu)
     if in_rows:
         rows = frozenset(inlining.kinds)
     while True:

@@ -38,7 +38,7 @@ def resources_of(
         )
     if os.environ.get("TRITON_INTERPRET") == "1":
         raise BuildError("kernels cannot be compiled under TRITON_INTERPRET=1; unset it")
-    scheduled = split_reductions(schedule(graph, ANCHORS, most_parts=MOST_LAUNCHES, pixel_blocks=False))
+    scheduled = split_reductions(schedule(graph, ANCHORS, most_parts=MOST_LAUNCHES, cpu=False))
     program = generate(scheduled, options_of(device, knobs))
     found = [_compiled(launch, device.arch) for launch in _launches(program, graph.name, sizes)]
     return {

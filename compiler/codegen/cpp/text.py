@@ -23,6 +23,7 @@ from kernels_hub.compiler.schedule.kernel import (
     arguments,
     dims_of,
     statements,
+    variables,
 )
 from kernels_hub.escaping import CommentText
 
@@ -104,8 +105,19 @@ class CppBody(CBody):
         self._rounded_later: frozenset[str] = frozenset()
         self.copied: frozenset[str] = frozenset()
         """Loads of narrow floats of which nothing but the bits is stored."""
+        self._gathered: set[str] = set()
+        """Values that are made of elements which were read by an index that data gave."""
         self.elsewhere: dict[int, str] = {}
         """Id of a Load or Store -> the element of float32 that it reads or writes in place of that of its buffer."""
+
+    def know(self, body: Iterable[Statement]) -> None:
+        """Note dtypes and constants, and what is made of elements that were read by an index that data gave."""
+        body = tuple(body)
+        super().know(body)
+        for one in body:
+            by_data = isinstance(one, Load) and any(name.startswith("$v") for name in variables(one))
+            if not isinstance(one, Store) and (by_data or not self._gathered.isdisjoint(arguments(one))):
+                self._gathered.add(one.name)
 
     def know_stores(self, body: Sequence[Statement], *, copies: bool = False) -> None:
         """Note the narrow floats of a nest's whole body that nothing reads but stores of their dtype, which round.
@@ -124,7 +136,19 @@ class CppBody(CBody):
         """The expression of a statement that is neither Reduce, Scan nor Store."""
         if isinstance(one, Compute) and one.name in self._rounded_later and self._is_real(one.args[0]):
             return f"static_cast<{self.scalars.value_type(one.dtype)}>({self.use(one.args[0])})"
+        if isinstance(one, Compute) and self._picks(one):
+            kind = self.scalars.value_type(one.dtype)
+            return f"kh::pick<{kind}>({', '.join(map(self.use, arguments(one)))})"
         return super().value(one)
+
+    def _picks(self, one: Compute) -> bool:
+        """Whether it selects among numbers of which the index of one came from data: see kh::pick."""
+        return (
+            one.op.name == "select"
+            and not self._gathered.isdisjoint(one.args[1:])
+            and not one.dtype.is_complex
+            and one.dtype.compute.bits in {32, 64}
+        )
 
     def emit(self, one: Statement) -> None:
         """One statement that is neither Reduce nor Scan as a line."""

@@ -209,5 +209,7 @@ def grid_sampler(
     result = sampled(x, finer, how, beyond, aligned=align_corners)
     if how == "cubic" or (how == "linear" and beyond == "zeros" and x.rank == 4):
         known = (finer.unary("abs") < math.inf).reduce("all", finer.rank - 1)
-        result = known.unsqueeze(1).select(result, math.nan)  # as PyTorch's kernels for images have it
+        # As PyTorch's kernels for images have it; -0.0 is the number that adds nothing to any other.
+        nothing = x.graph.full(known.shape, -0.0, result.dtype)
+        result = result + known.select(nothing, math.nan).unsqueeze(1)
     return result

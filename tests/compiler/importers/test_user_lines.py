@@ -43,6 +43,12 @@ def test_ops_have_the_lines_that_call_them() -> None:
     assert told == {"matmul": f"{of_linear} in forward", "mul": f"{of_square} in squared"}
 
 
+def test_modules_of_pytorch_alone_have_no_line() -> None:
+    graph = import_torch(nn.Sequential(nn.Linear(3, 4), nn.GELU()), (torch.ones(2, 3),))
+    origins = {node.origin for node in graph.nodes if node.op.name == "matmul"}
+    assert origins == {"0 (Linear)"}
+
+
 def test_no_stack_is_written_down_at_an_op(monkeypatch: pytest.MonkeyPatch) -> None:
     written = []
     original = _traceback._extract_symbolized_tb

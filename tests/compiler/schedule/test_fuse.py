@@ -33,6 +33,21 @@ def count(kernel: Kernel, kind: type) -> int:
     return sum(isinstance(one, kind) for nest in kernel.nests for one in nest.body)
 
 
+def repeated(channels: int, pixels: int) -> Graph:
+    """Two weights a pixel, for all channels."""
+    graph = Graph("repeated")
+    x, at = graph.input("x", (channels, pixels)), graph.input("at", (pixels,))
+    graph.output("y", x * (at * 2.0 + 1.0).broadcast((channels, pixels), (1,)))
+    return graph
+
+
+def test_what_a_broadcast_repeats_often_is_stored_on_a_cpu():
+    check(repeated(32, 1024), kernels=2)
+    check(repeated(2, 16384), kernels=1)
+    check(repeated(32, 64), kernels=1)  # too little for a loop of its own
+    assert len(schedule(repeated(32, 1024), cpu=False).kernels) == 1
+
+
 def test_a_diamond_is_computed_once():
     graph = Graph("diamond")
     x = graph.input("x", ("n", 8))

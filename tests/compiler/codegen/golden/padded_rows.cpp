@@ -12,7 +12,7 @@ static void kernel_gather(const std::int64_t* in_ids, const float* in_table, flo
       const float v2 = (0 <= k - 2 && k - 2 < 8) ? in_table[k + v1 * 8 - 2] : float{};
       const bool v3 = k < 10;
       const float v4 = static_cast<float>(k);
-      const float v5 = (v3 ? v2 : v4);
+      const float v5 = kh::pick<float>(v3, v2, v4);
       out_y[i * 11 + k] = v5;
     }
   }
