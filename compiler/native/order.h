@@ -44,17 +44,20 @@ class Places {
   // The `first` of a row in order, least or greatest first; its elements are `stride` apart.
   template <bool kDescending>
   void order(const T* x, int64_t stride, int64_t first) {
-    const int64_t count = static_cast<int64_t>(entries_.size());
-    for (int64_t i = 0; i < count; ++i) {
-      const Rank rank = kDescending ? static_cast<Rank>(~rank_of(x[i * stride])) : rank_of(x[i * stride]);
-      if constexpr (kPacked) entries_[i] = uint64_t{rank} << 32 | static_cast<uint32_t>(i);
-      else entries_[i] = {rank, i};
-    }
-    if (first < count) {
+    fill<kDescending>(x, stride);
+    if (first < static_cast<int64_t>(entries_.size())) {
       std::partial_sort(entries_.begin(), entries_.begin() + first, entries_.end());
     } else {
       std::sort(entries_.begin(), entries_.end());
     }
+  }
+
+  // Where the element stands that would be the `place`-th of a row in order, the least first; 0 where there is none.
+  int64_t kth(const T* x, int64_t stride, int64_t place) {
+    if (place < 0 || place >= static_cast<int64_t>(entries_.size())) return 0;
+    fill<false>(x, stride);
+    std::nth_element(entries_.begin(), entries_.begin() + place, entries_.end());
+    return (*this)[place];
   }
 
   KH_INLINE int64_t operator[](int64_t i) const {
@@ -64,6 +67,17 @@ class Places {
 
  private:
   using Rank = decltype(rank_of(T{}));
+
+  template <bool kDescending>
+  void fill(const T* x, int64_t stride) {
+    const int64_t count = static_cast<int64_t>(entries_.size());
+    for (int64_t i = 0; i < count; ++i) {
+      const Rank rank = kDescending ? static_cast<Rank>(~rank_of(x[i * stride])) : rank_of(x[i * stride]);
+      if constexpr (kPacked) entries_[i] = uint64_t{rank} << 32 | static_cast<uint32_t>(i);
+      else entries_[i] = {rank, i};
+    }
+  }
+
   static constexpr bool kPacked = sizeof(Rank) == 4;  // rows are shorter than 2^32
   std::vector<std::conditional_t<kPacked, uint64_t, std::pair<uint64_t, int64_t>>> entries_;
 };

@@ -73,9 +73,14 @@ def make_anchor(value: Value, loops: tuple[Loop, ...], name: str, buffer_of: Buf
         return Trees(name, value.attrs["aggregate"], x, roots, nodes, weights, origin)
     if value.op_name == "pairwise_coupling":
         return Coupling(name, view_of(value.operands[0], buffer_of), origin)
+    if value.op_name == "argkth":
+        x, attrs = view_of(value.operands[0], buffer_of), value.attrs
+        return Order(name, x, attrs["axis"], descending=False, kth=attrs["k"] - 1, origin=origin)
     if value.op_name in ORDERS:
         descending = value.attrs["descending" if value.op_name == "argsort" else "largest"]
-        return Order(name, view_of(value.operands[0], buffer_of), value.attrs["axis"], descending, origin)
+        return Order(
+            name, view_of(value.operands[0], buffer_of), value.attrs["axis"], descending, origin=origin
+        )
     if value.op_name == "conv":
         x, w = (view_of(operand, buffer_of) for operand in value.operands)
         attrs = value.attrs

@@ -296,13 +296,15 @@ class GroupedProduct:
 class Order:
     """Where the elements of x stand along an axis, in order; equal ones as they stand, NaN the greatest.
 
-    Outer loops: (the other dims of x…, places), of which there may be fewer than elements.
+    Outer loops: (the other dims of x…, places), of which there may be fewer than elements. kth: of the one place that
+    is wanted, counted from 0; then there is no loop of places.
     """
 
     name: str
     x: View
     axis: int
     descending: bool
+    kth: Dim | None = None
     origin: str = ""
 
     @property

@@ -341,7 +341,7 @@ REDUCTIONS = {f"reduce_{kind}": kind for kind in ("sum", "prod", "max", "min", "
     "argmin": "argmin",
 }
 SCANS = {f"cum{kind}": kind for kind in ("sum", "prod", "max", "min")}
-ORDERS = frozenset({"argsort", "argtopk"})
+ORDERS = frozenset({"argsort", "argtopk", "argkth"})
 SCATTERS = frozenset({"scatter_elements", "scatter_nd"})
 POOLS = {"max_pool": "max", "sum_pool": "sum", "avg_pool": "sum"}
 

@@ -1,6 +1,6 @@
-"""What sorting decides, written out: a place of a sorted row, a median, binary search, one of a few, logcumsumexp.
+"""What sorting decides, written out: a median, binary search, one of a few, logcumsumexp.
 
-argkth, argmedian   the order of a row, and its element at that place
+argmedian           the element in the middle, or the first NaN; where NaN are ignored, the order of the row
 searchsorted        a step of the search for each bit of the length: an element, a comparison, a choice
 isin                whether any of the vector's elements is equal
 logcumsumexp        logsumexp over a triangle, of rows that are short: what comes later may be far greater
@@ -14,8 +14,8 @@ from kernels_hub.compiler.ir.graph import Node, Value
 from kernels_hub.compiler.ir.proofs import interval
 from kernels_hub.compiler.ir.types import INT64
 
-SORTED = frozenset({"argkth", "argmedian"})
-"""Those that take a sort, which has no form in the language of GPU kernels."""
+SORTED = frozenset({"argmedian"})
+"""Those that take an order, which has no form in the language of GPU kernels."""
 OF_LENGTHS = frozenset({"logcumsumexp"})
 """Those that are written out for lengths that are numbers alone."""
 _LONGEST = 128
@@ -34,9 +34,6 @@ def is_ordered(node: Node) -> bool:
 def in_order(node: Node, operands: tuple[Value, ...]) -> Value:
     """The op of a node in others. operands: the node's, in the new graph."""
     name, attrs = node.op.name, node.attrs
-    if name == "argkth":
-        axis, k = attrs["axis"], attrs["k"]
-        return operands[0].along("argsort", axis).slice(axis, k - 1, k).squeeze(axis)
     if name == "argmedian":
         return _median(operands[0], attrs["axis"], ignore_nan=attrs["ignore_nan"])
     if name == "searchsorted":
@@ -47,19 +44,18 @@ def in_order(node: Node, operands: tuple[Value, ...]) -> Value:
 
 
 def _median(x: Value, axis: int, *, ignore_nan: bool) -> Value:
-    order = x.along("argsort", axis)
-    if not x.dtype.is_float:
-        half = (x.graph.size(x.shape[axis]) - 1) // 2
-        shape = tuple(1 if one == axis else dim for one, dim in enumerate(x.shape))
-        return order.gather_elements(half.broadcast_to(shape), axis).squeeze(axis)
+    if not x.dtype.is_float or not ignore_nan:
+        middle = x.along("argkth", axis, k=(x.shape[axis] + 1) // 2)
+        if not x.dtype.is_float:
+            return middle
+        missing = x.unary("isnan")
+        return missing.reduce("any", axis).select(missing.cast(INT64).along("argmax", axis), middle)
     missing = x.unary("isnan").cast(INT64)
     count = x.graph.size(x.shape[axis]).broadcast_to(
         tuple(1 if one == axis else dim for one, dim in enumerate(x.shape))
     ) - missing.sum(axis, keepdims=True)
-    place = order.gather_elements((count - 1).maximum(0) // 2, axis).squeeze(axis)
-    if ignore_nan:
-        return place
-    return missing.max(axis).eq(0).select(place, missing.along("argmax", axis))
+    order = x.along("argsort", axis)
+    return order.gather_elements((count - 1).maximum(0) // 2, axis).squeeze(axis)
 
 
 def _searched(ordered: Value, values: Value, *, right: bool) -> Value:

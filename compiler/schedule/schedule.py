@@ -174,7 +174,7 @@ class _Builder:
             outer = [loop for axis, loop in enumerate(loops) if axis not in group.inner]
             if isinstance(group.anchor, Convolution):
                 outer = [outer[0], *outer[2:], outer[1]]
-            if isinstance(group.anchor, Order):
+            if isinstance(group.anchor, Order) and group.anchor.kth is None:
                 outer.append(outer.pop(group.anchor.axis))
             inner = (*(loops[axis] for axis in sorted(group.inner)), *group.extra)
             nests.append(Nest(tuple(outer), inner, needed(body.statements, stores), group.anchor))

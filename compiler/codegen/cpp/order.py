@@ -22,7 +22,7 @@ def print_order(name: str, nest: Nest, lines: Lines, names: Names, *, round_ops:
     """Write the function of a nest whose anchor is an order."""
     anchor = nest.anchor
     assert isinstance(anchor, Order)
-    *rows, places = nest.outer
+    rows, places = (nest.outer, None) if anchor.kth is not None else (nest.outer[:-1], nest.outer[-1])
     x = anchor.x
     length = x.shape[anchor.axis]
     parameters = Parameters.of(nest)
@@ -32,6 +32,7 @@ def print_order(name: str, nest: Nest, lines: Lines, names: Names, *, round_ops:
     if is_empty(nest.outer):
         print_nothing(name, parameters, lines, names)
         return parameters
+    kept = f"{anchor.name}_places"
     at = levels(nest.body, nest.outer, own={anchor.name: len(nest.outer)})
     first: Dim = x.offset
     for stride, loop in zip((*x.strides[: anchor.axis], *x.strides[anchor.axis + 1 :]), rows, strict=True):
@@ -41,18 +42,20 @@ def print_order(name: str, nest: Nest, lines: Lines, names: Names, *, round_ops:
         for level in range(len(nest.outer)):
             body.emit_at(nest.body, at, level)
         source, stride = names.buffers[x.buffer], body.index(x.strides[anchor.axis])
-        lines.add(
-            f"{anchor.name}_places.order<{'true' if anchor.descending else 'false'}>"
-            f"({source} + {body.index(first)}, {stride}, {body.index(places.extent)});",
-            note_of(anchor.origin),
-        )
+        row, note = f"{source} + {body.index(first)}, {stride}", note_of(anchor.origin)
+        if places is None:
+            lines.add(f"const int64_t {anchor.name} = {kept}.kth({row}, {body.index(anchor.kth)});", note)
+            body.emit_at(nest.body, at, len(nest.outer))
+            return
+        order = f"order<{'true' if anchor.descending else 'false'}>"
+        lines.add(f"{kept}.{order}({row}, {body.index(places.extent)});", note)
         with lines.block(function.loop(places)):
-            lines.add(f"const int64_t {anchor.name} = {anchor.name}_places[{variable_name(places.name)}];")
+            lines.add(f"const int64_t {anchor.name} = {kept}[{variable_name(places.name)}];")
             body.emit_at(nest.body, at, len(nest.outer))
 
     def inside() -> None:
         kind = storage_type(x.buffer.dtype)
-        lines.add(f"kh::Places<{kind}> {anchor.name}_places({body.index(length)});")
+        lines.add(f"kh::Places<{kind}> {kept}({body.index(length)});")
         if not rows:
             row()
             return
@@ -60,5 +63,6 @@ def print_order(name: str, nest: Nest, lines: Lines, names: Names, *, round_ops:
             function.row_variables(rows)
             row()
 
-    function.rows(turns(rows), length * COMPARISONS + places.extent * function.work, inside)
+    work = length * COMPARISONS + (1 if places is None else places.extent) * function.work
+    function.rows(turns(rows), work, inside)
     return parameters

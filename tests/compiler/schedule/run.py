@@ -249,6 +249,8 @@ def _anchor(nest: k.Nest, memory, sizes):
         x = np.moveaxis(_window(anchor.x, memory, sizes), anchor.axis, -1)
         order = np.argsort(x[..., ::-1] if anchor.descending else x, -1, kind="stable")
         order = x.shape[-1] - 1 - order[..., ::-1] if anchor.descending else order
+        if anchor.kth is not None:
+            return order[..., int(_number(anchor.kth, sizes, {}))].astype(np.int64)
         return order[..., : int(_number(nest.outer[-1].extent, sizes, {}))].astype(np.int64)
     if isinstance(anchor, k.Convolution):
         graph = Graph("conv")
