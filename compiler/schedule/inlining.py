@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import enum
 import itertools
+import math
 from collections.abc import Iterable, Sequence
 
 from kernels_hub.compiler.ir import types
@@ -33,6 +34,10 @@ REPEATED_PRICE = 3
 `MANY_ELEMENTS`, for it to be stored, on a CPU: one load is what it costs then."""
 OFTEN = 3
 MANY_ELEMENTS = 16384
+
+TINY_DEPTH = 8
+TINY_PRODUCT = 4096
+"""Multiplications of a matrix of a batch, up to which its product is written out."""
 
 MOST_PERMUTED = 5
 """The highest rank for which other orders of the dims in memory are tried."""
@@ -144,6 +149,17 @@ def _is_plain(value: Value, dtypes: frozenset[DType]) -> bool:
     return first in dtypes and same and result
 
 
+def _is_tiny(value: Value) -> bool:
+    """Whether a product is of many matrices so small that readying each for a kernel takes longer than the loops."""
+    if value.op_name != "matmul" or any(operand.rank < 3 for operand in value.operands):
+        return False
+    *_, rows, depth = value.operands[0].shape
+    sizes = (rows, depth, value.shape[-1])
+    if not all(isinstance(size, int) for size in sizes):
+        return False
+    return depth <= TINY_DEPTH and math.prod(sizes) <= TINY_PRODUCT
+
+
 def _convolution(value: Value) -> Kind:
     fixed = all(isinstance(dim, int) for dim in (*value.operands[1].shape, *value.shape[1:2]))
     flat = [one for pair in value.attrs["padding"] for one in pair]
@@ -221,7 +237,9 @@ class Inlining:
             if kind_of(value, dtypes) in {Kind.PRODUCT, Kind.CONVOLUTION}
         ]
         looped = self.choices.places("loops")
-        self._looped = {value for index, value in enumerate(self.products) if index in looped}
+        self._looped = {
+            value for index, value in enumerate(self.products) if index in looped or (cpu and _is_tiny(value))
+        }
         self.shared: list[Value] = []
         """Values that are inlined or not only because they have several users; `Choices.again` inlines them."""
         self.kinds: dict[Value, Kind] = {}

@@ -48,6 +48,21 @@ def test_what_a_broadcast_repeats_often_is_stored_on_a_cpu():
     assert len(schedule(repeated(32, 1024), cpu=False).kernels) == 1
 
 
+@pytest.mark.parametrize(
+    ("sizes", "tiny"), [((3, 3, 1), True), ((64, 8, 8), True), ((64, 8, 16), False), ((4, 16, 4), False)]
+)
+def test_tiny_matrices_of_a_batch_are_multiplied_by_loops_on_a_cpu(sizes, tiny):
+    m, k, n = sizes
+    graph = Graph("tiny")
+    graph.output("y", graph.input("a", ("batch", m, k)) @ graph.input("b", ("batch", k, n)))
+    planned = check(graph, kernels=1, sizes={"batch": 5})
+    assert (planned.kernels[0].nests[0].anchor is None) == tiny
+    assert isinstance(schedule(graph, cpu=False).kernels[0].nests[0].anchor, Product)
+    alone = Graph("alone")
+    alone.output("y", alone.input("a", (m, k)) @ alone.input("b", (k, n)))
+    assert isinstance(schedule(alone).kernels[0].nests[0].anchor, Product)
+
+
 def test_a_diamond_is_computed_once():
     graph = Graph("diamond")
     x = graph.input("x", ("n", 8))
