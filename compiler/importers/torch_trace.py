@@ -174,6 +174,12 @@ def _exported(
             module, args, kwargs, dynamic_shapes=shapes, prefer_deferred_runtime_asserts_over_guards=deferred
         )
 
+    hints = _hints(dynamic_shapes)
+    if hints is not None:  # asks for no proofs, of which most models lack one: three traces in place of one
+        with suppress(Exception):  # what is wrong with the model, the next attempt says
+            program = exported(hints, deferred=False)
+            if _ranges_as_given(program, _dims(dynamic_shapes)):
+                return program
     try:
         return exported(dynamic_shapes, deferred=False)
     except UserError as error:
@@ -181,22 +187,20 @@ def _exported(
             raise
         with suppress(Exception):  # the first attempt says what is wrong
             return exported(dynamic_shapes, deferred=True)
-        hints = _hints(dynamic_shapes)
-        if hints is not None:
-            with suppress(Exception):
-                program = exported(hints, deferred=False)
-                if _ranges_as_given(program, _dims(dynamic_shapes)):
-                    return program
         raise
 
 
 def _hints(dynamic_shapes: object) -> object:
-    """Dims as hints, by which torch.export proves nothing; None where a dim has several places."""
+    """Dims as hints, by which torch.export proves nothing; None where there are none, or one has several places."""
     from torch.export import Dim
     from torch.utils import _pytree as pytree
 
     dims = _dims(dynamic_shapes)
-    if not all(type(one) is Dim for one in dims) or len({one.__name__ for one in dims}) < len(dims):
+    if (
+        not dims
+        or not all(type(one) is Dim for one in dims)
+        or len({one.__name__ for one in dims}) < len(dims)
+    ):
         return None
     return pytree.tree_map_only(Dim, lambda one: Dim.AUTO(min=one.min, max=one.max), dynamic_shapes)
 
