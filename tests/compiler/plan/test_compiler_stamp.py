@@ -11,7 +11,7 @@ from kernels_hub.compiler.plan import compiler_stamp
 
 COMPILER = Path(compiler_stamp.__file__).parents[1]
 ROOMS_THAT_DECIDE = ("autodiff", "codegen", "importers", "ir", "judging", "rewrite", "schedule")
-DECIDES_NOTHING = {"errors", "files", "parsing"}
+DECIDES_NOTHING = {"errors", "files", "parsing", "tables"}
 STAMPS = (compiler_stamp.compiler_stamp, compiler_stamp.compiler_digest)
 
 
