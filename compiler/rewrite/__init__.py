@@ -3,6 +3,7 @@
     pattern.py    what a rule looks for          rule.py       what a rule is
     engine.py     rules to fixpoint              explain.py    the nearest miss of a rule that did not fire
     pipeline.py   the passes, in order           outline.py    a recognised part becomes a named call
+    growth.py     beside the graph, op by op
     fold.py algebra.py clamp.py views.py parts.py regroup.py indices.py affine.py affine_inputs.py    rules, by theme
     contraction.py products.py                                                                of products
     norms.py activations.py gated.py softmax.py rotary.py attention.py heads.py scores.py      what is recognised

@@ -39,13 +39,20 @@ from collections.abc import Callable, Iterator
 from kernels_hub.compiler.ir import types
 from kernels_hub.compiler.ir.graph import Graph, Node, Value
 from kernels_hub.compiler.ir.proofs import proves_equal
-from kernels_hub.compiler.rewrite.growth import Growth, known_as, parts, plain, plain_root
+from kernels_hub.compiler.rewrite.growth import (
+    Growth,
+    grown,
+    known_as,
+    parts,
+    plain,
+    plain_root,
+    products_below,
+)
 from kernels_hub.compiler.rewrite.outline import (
     Spelled,
     closed_between,
     composite,
     outline_between,
-    recognised,
 )
 from kernels_hub.compiler.rewrite.pattern import Any, Bind, Op, Pattern, Scalar, floats, one_of, through
 from kernels_hub.compiler.rewrite.regroup import places
@@ -67,10 +74,6 @@ def _narrow(inner: Pattern) -> Pattern:
     for _ in range(MOST_VIEWS):
         found = one_of(Op(_WIDENS, found), inner)
     return found
-
-
-def _grown(*names: str) -> Pattern:
-    return Op("call", name="grown").where(recognised(*names))
 
 
 def _below(value: Value, passed: frozenset[str]) -> Iterator[Value]:
@@ -146,10 +149,10 @@ _CHOSEN = one_of(
     Op("select", _narrow(Any("hidden")), Scalar("fill"), Scalar("", 0.0), name="added"),
 )
 _MASKED = one_of(
-    Op("select", _narrow(Any("kept")), _grown(SCORES), Scalar("fill")),
-    Op("select", _narrow(Any("hidden")), Scalar("fill"), _grown(SCORES)),
-    Op("add", _grown(SCORES), _narrow(through("cast", _CHOSEN))),
-    Op("add", _grown(SCORES), _narrow(Any("mask"))),
+    Op("select", _narrow(Any("kept")), grown(SCORES), Scalar("fill")),
+    Op("select", _narrow(Any("hidden")), Scalar("fill"), grown(SCORES)),
+    Op("add", grown(SCORES), _narrow(through("cast", _CHOSEN))),
+    Op("add", grown(SCORES), _narrow(Any("mask"))),
 )
 
 
@@ -173,7 +176,7 @@ def _of_keys(match: Match) -> str | None:
 
 def _blanked() -> Pattern:
     """Rows that are masked whole, or of NaNs, are a number."""
-    weights = _grown(WEIGHTS)
+    weights = grown(WEIGHTS)
     every = Op("bitnot", _narrow(Op("reduce_any", _narrow(Any("kept")))))
     lowest, lowest_of_mask = (
         Op("eq", _narrow(Op("reduce_max", one)), Scalar("", -math.inf))
@@ -350,38 +353,28 @@ def _attention(match: Match) -> Value:
 
 def _towards_softmax(graph: Graph) -> set[Node]:
     """The products that softmaxes are made of, with pointwise ops between."""
-    stack = [node.operands[0].node for node in graph.nodes if node.op.name == "softmax"]
-    seen, found = set(stack), set[Node]()
-    while stack:
-        node = stack.pop()
-        if node.op.name == "matmul":
-            found.add(node)
-        elif node.op.name in _BETWEEN:
-            above = {operand.node for operand in node.operands} - seen
-            seen |= above
-            stack += above
-    return found
+    return products_below((node for node in graph.nodes if node.op.name == "softmax"), _BETWEEN)
 
 
 _TURNED = one_of(Op("permute", name="turned"), Op("broadcast", name="turned").once())
 
 ATTENTION = Growth("attention", (
-    Rule("attention", Op("matmul", _grown(WEIGHTS), one_of(_repeated("v"), _spread("v"))), _attention, _weighs,
+    Rule("attention", Op("matmul", grown(WEIGHTS), one_of(_repeated("v"), _spread("v"))), _attention, _weighs,
          doc="attention_weights(q, turned, ...) @ v -> attention(q, k, v, ...)"),
     Rule("attention_scores", Op("matmul", Any("q").where(floats), _TURNED),
          lambda match: known_as(SCORES, match.root, {"q": match["q"], "turned": match["turned"]}),
          doc="q @ k^T -> attention_scores(q, k^T), where a softmax is made of it"),
-    Rule("attention_scale", Op({"mul", "div"}, _grown(SCORES), Scalar("scale")), _takes(SCORES, "scale"), _scales,
+    Rule("attention_scale", Op({"mul", "div"}, grown(SCORES), Scalar("scale")), _takes(SCORES, "scale"), _scales,
          doc="attention_scores(...) * scale -> attention_scores(..., scale)"),
-    Rule("attention_tanh", Op("tanh", _grown(SCORES)), _takes(TANH), _caps,
+    Rule("attention_tanh", Op("tanh", grown(SCORES)), _takes(TANH), _caps,
          doc="tanh(attention_scores(...)) -> tanh_of_attention_scores(...)"),
-    Rule("attention_cap", Op("mul", _grown(TANH), Scalar("cap")), _takes(SCORES, "cap"), _taken,
+    Rule("attention_cap", Op("mul", grown(TANH), Scalar("cap")), _takes(SCORES, "cap"), _taken,
          doc="tanh_of_attention_scores(...) * cap -> attention_scores(..., cap)"),
     Rule("attention_mask", _MASKED, _takes(SCORES, "mask", "kept", "hidden", "fill"), _masks,
          doc="attention_scores(...) + mask, or a choice between them and a number -> attention_scores(..., mask)"),
-    Rule("attention_casts", Op("cast", _grown(SCORES, WEIGHTS)), _cast, _casts,
+    Rule("attention_casts", Op("cast", grown(SCORES, WEIGHTS)), _cast, _casts,
          doc="cast(attention_scores(...)) -> attention_scores(...), and so for attention_weights"),
-    Rule("attention_weights", Op("softmax", _grown(SCORES), axis=Bind("axis")), _takes(WEIGHTS), _of_keys,
+    Rule("attention_weights", Op("softmax", grown(SCORES), axis=Bind("axis")), _takes(WEIGHTS), _of_keys,
          doc="softmax(attention_scores(...)) -> attention_weights(...), along the keys"),
     Rule("attention_blank", _blanked(), _takes(WEIGHTS, *OPERANDS), _blanks_rows,
          doc="select(no key is kept, blank, attention_weights(...)) -> attention_weights(..., blank)"),

@@ -12,7 +12,7 @@ known, and else as they are. Nodes are offered once, from inputs to outputs.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -22,7 +22,8 @@ from kernels_hub.compiler.ir.op import TensorType
 from kernels_hub.compiler.ir.operators import same_shapes
 from kernels_hub.compiler.ir.transform import rebuild
 from kernels_hub.compiler.rewrite.engine import Index, Rules, first_match
-from kernels_hub.compiler.rewrite.pattern import Scope
+from kernels_hub.compiler.rewrite.outline import recognised
+from kernels_hub.compiler.rewrite.pattern import Op, Pattern, Scope
 from kernels_hub.compiler.rewrite.rule import Options, PassResult, Rule
 
 WHOLE = "whole"
@@ -42,6 +43,11 @@ def _gives_whole(name: str, inputs: tuple[tuple[str, TensorType], ...]) -> Graph
     made = {key: callee.input(key, of.shape, of.dtype) for key, of in inputs}
     callee.output("y", made[WHOLE])
     return callee
+
+
+def grown(*names: str) -> Pattern:
+    """What is known under one of these names; bound to `grown`."""
+    return Op("call", name="grown").where(recognised(*names))
 
 
 def is_known(value: Value) -> bool:
@@ -68,14 +74,18 @@ def parts(known: Value) -> dict[str, Value]:
 
 @dataclass(frozen=True)
 class Growth(Rules):
-    """ends: names of rules that end a growth. begins: nodes where one may begin; if none, the graph is left alone."""
+    """ends: names of rules that end a growth. begins: nodes where one may begin. pays: whether to look at a graph.
+
+    A graph in which no growth begins, or pays, is left alone.
+    """
 
     ends: frozenset[str] = frozenset()
     begins: Callable[[Graph], set[Node]] = lambda graph: set(graph.nodes)
+    pays: Callable[[Graph], bool] = lambda _: True
 
     def run(self, graph: Graph, options: Options) -> PassResult:
         """The graph, and how often each rule fired; as it was where no growth ended."""
-        if not self.begins(graph):
+        if not self.pays(graph) or not self.begins(graph):
             return PassResult(graph)
         growing = _Growing(_live(graph), self, self._indices[options.rounding])
         found = rebuild(growing.graph, growing.visit).graph
@@ -95,6 +105,21 @@ class Growth(Rules):
     def before(self, rule: Rule) -> tuple[Rule, ...]:
         """The rules that a rule builds on: those that end nothing for one that ends a growth, none for others."""
         return tuple(one for one in self.rules if rule.name in self.ends and one.name not in self.ends)
+
+
+def products_below(nodes: Iterable[Node], passed: frozenset[str]) -> set[Node]:
+    """The products that the operands of nodes are made of, with ops of these names between."""
+    stack = [operand.node for node in nodes for operand in node.operands]
+    seen, found = set(stack), set[Node]()
+    while stack:
+        node = stack.pop()
+        if node.op.name == "matmul":
+            found.add(node)
+        elif node.op.name in passed:
+            above = {operand.node for operand in node.operands} - seen
+            seen |= above
+            stack += above
+    return found
 
 
 def _live(graph: Graph) -> Graph:
@@ -127,17 +152,17 @@ class _Growing:
         self._known: dict[Value, Value] = {}
         self._grown: dict[Value, int] = {}
         self._old: dict[Value, Value] = {}
-        """What was offered, what that was made of and is known as -> values of the old graph."""
+        """What has been built, offered and is known so far -> values of the old graph."""
         self.scope = Scope(self._uses, self._is_output)
 
     def visit(self, new: Graph, node: Node, operands: tuple[Value, ...]) -> Sequence[Value] | None:
         """What stands for a node's results in the new graph where a growth ends; others are copied."""
         known = self._known
+        self._old.update(zip(operands, node.operands, strict=True))
         goes_on, begins = not known.keys().isdisjoint(operands), node in self._begins
         if not (goes_on or begins) or len(node.results) != 1:
             return None
         (value,), (old,) = new.copy(node, operands).results, node.results
-        self._old.update(zip(operands, node.operands, strict=True))
         self._old[value] = old
         if goes_on:
             on_known = new.copy(node, tuple([known.get(one, one) for one in operands])).results[0]

@@ -26,7 +26,7 @@ from kernels_hub.compiler.rewrite.few_bits import FewBits
 from kernels_hub.compiler.rewrite.fold import FoldConstants, FoldParameters
 from kernels_hub.compiler.rewrite.gated import GATED
 from kernels_hub.compiler.rewrite.gradients import INFERENCE
-from kernels_hub.compiler.rewrite.heads import HEADS
+from kernels_hub.compiler.rewrite.heads import FOUR_DIMS, HEADS
 from kernels_hub.compiler.rewrite.indices import EVERYTHING
 from kernels_hub.compiler.rewrite.loops import Loops
 from kernels_hub.compiler.rewrite.neighbouring import NEIGHBOURING
@@ -37,12 +37,15 @@ from kernels_hub.compiler.rewrite.regroup import REGROUP
 from kernels_hub.compiler.rewrite.rotary import ROTARY
 from kernels_hub.compiler.rewrite.rule import Options, Pass
 from kernels_hub.compiler.rewrite.scores import Scores
-from kernels_hub.compiler.rewrite.softmax import SOFTMAX
+from kernels_hub.compiler.rewrite.softmax import SHIFTED, SOFTMAX
 from kernels_hub.compiler.rewrite.views import CANCEL, SINK
 
 SIMPLIFY = Rules("simplify", (*CANCEL, *PARTS, *REGROUP, *EVERYTHING, *ALGEBRA, *CLAMP, *SINK))
 
 RECOGNISE = Rules("recognise", (*CANCEL, *NORMS, *ACTIVATIONS, *SOFTMAX, *HEADS, *ROTARY, *SCALES))
+
+_RECOGNISED: tuple[Pass, ...] = (RECOGNISE, SHIFTED, RECOGNISE, FOUR_DIMS, RECOGNISE)
+"""Growths come between: each begins at what was recognised before it, and leaves views that the next run merges."""
 
 INFERENCE_PASS = Rules("inference", INFERENCE)
 """Graphs that are to be differentiated go without it."""
@@ -54,7 +57,7 @@ _IN_LOOPS: tuple[Pass, ...] = (
     SIMPLIFY,
     FoldConstants(),
     SIMPLIFY,
-    RECOGNISE,
+    *_RECOGNISED,
     ATTENTION,
     Scores(),
     Rules("gate", GATED),
@@ -72,7 +75,7 @@ PIPELINE: tuple[Pass, ...] = (
     SIMPLIFY,
     Rules("contract", CONTRACTION),
     SIMPLIFY,
-    RECOGNISE,
+    *_RECOGNISED,
     ATTENTION,
     Scores(),
     Rules("gate", GATED),

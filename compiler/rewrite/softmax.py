@@ -6,16 +6,26 @@ rule looks at one reduction, and they find the rest of each other's:
     exp(x - max(x)) @ v / sum(exp(x - max(x))) -> exp(x - max(x)) / sum(exp(x - max(x))) @ v
                                                -> softmax(x - max(x)) @ v -> softmax(x) @ v
 
+The last step is grown beside the graph, from the maximum of rows (see `growth`):
+
+    broadcast(max(x))            -> row_maximum(x)
+    x - row_maximum(x)           -> below_maximum(x)
+    softmax(below_maximum(x))    -> softmax(x), in the graph
+
 Only up to rounding: an engine's softmax may sum and divide in another order. It subtracts the maximum, so that no
 exponential overflows where the one that was written did.
 """
 
 from __future__ import annotations
 
-from kernels_hub.compiler.ir.graph import Value
+from kernels_hub.compiler.ir.graph import Graph, Node, Value
 from kernels_hub.compiler.ir.proofs import proves_equal
+from kernels_hub.compiler.rewrite.growth import Growth, grown, known_as, parts, plain, plain_root
+from kernels_hub.compiler.rewrite.outline import composite
 from kernels_hub.compiler.rewrite.pattern import Any, Bind, Once, Op, floats
 from kernels_hub.compiler.rewrite.rule import Match, Rule
+
+MAXIMUM, BELOW = "row_maximum", "below_maximum"
 
 
 def _of_rows(match: Match) -> str | None:
@@ -27,12 +37,40 @@ def _of_rows(match: Match) -> str | None:
     return None
 
 
-def _shifted(match: Match) -> str | None:
-    if why := _of_rows(match):
-        return why
-    if tuple(match.fact("axes")) != (match.fact("axis"),):
-        return f"the maximum is along {match.fact('axes')}, the softmax along {match.fact('axis')}"
-    return None
+def _of_these(match: Match) -> str | None:
+    x, of = plain(match["x"]), parts(match["grown"])["x"]
+    return None if x is of else f"the maximum is of {of}, not of {x}"
+
+
+def _below(match: Match) -> Value:
+    """below_maximum(x); where x is itself below_maximum(z) along the same dim, it is of z."""
+    x = match["x"]
+    if composite(x) == BELOW and _maximum_axes(plain(x)) == _maximum_axes(plain_root(match.root)):
+        x = parts(x)["x"]
+    return known_as(BELOW, match.root, {"x": x})
+
+
+def _maximum_axes(shifted: Value) -> tuple[int, ...]:
+    """The dims along which the maximum that is subtracted is the same."""
+    spread = shifted.operands[1].attrs["axes"]
+    return tuple(axis for axis in range(shifted.rank) if axis not in spread)
+
+
+def _along_maximum(match: Match) -> str | None:
+    axes, axis = _maximum_axes(plain(match["grown"])), match.fact("axis")
+    return None if axes == (axis,) else f"the maximum is along {axes}, the softmax along {axis}"
+
+
+def _towards_softmax(graph: Graph) -> set[Node]:
+    """What is subtracted in operands of softmaxes, once or several times."""
+    found = set[Node]()
+    for node in graph.nodes:
+        if node.op.name == "softmax":
+            (x,) = node.operands
+            while x.op_name == "sub":
+                x, maximum = x.operands
+                found.add(maximum.node)
+    return found
 
 
 def _divided_rows(match: Match) -> str | None:
@@ -62,14 +100,21 @@ SOFTMAX = (
             Op("broadcast", Op("reduce_sum", Any("powers"), axes=Bind("axes")), axes=Bind("kept"))),
          lambda match: match["x"].softmax(match.fact("axes")[0]), _of_rows, exact=False,
          doc="exp(x) / sum(exp(x)) -> softmax(x)"),
-    Rule("shifted_softmax",
-         Op("softmax", Op("sub", X, Op("broadcast", Op("reduce_max", X, axes=Bind("axes")), axes=Bind("kept"))),
-            axis=Bind("axis")),
-         lambda match: match["x"].softmax(match.fact("axis")), _shifted, exact=False,
-         doc="softmax(x - max(x)) -> softmax(x)"),
     Rule("softmax_before_product",
          Op("div", Op("matmul", Once(Op("exp", X, name="powers"), 2), Any("v")).once(),
             Op("broadcast", Any("total"), axes=Bind("kept"))),
          _divide_first, _divided_rows, exact=False,
          doc="(exp(x) @ v) / sum(exp(x)) -> (exp(x) / sum(exp(x))) @ v"),
 )  # fmt: skip
+
+SHIFTED = Growth("shifted", (
+    Rule("shifted_softmax", Op("softmax", grown(BELOW), axis=Bind("axis")),
+         lambda match: parts(match["grown"])["x"].softmax(match.fact("axis")), _along_maximum, exact=False,
+         doc="softmax(below_maximum(x)) -> softmax(x)"),
+    Rule("row_maximum", Op("broadcast", Op("reduce_max", X, axes=Bind("axes")), axes=Bind("kept")),
+         lambda match: known_as(MAXIMUM, match.root, {"x": match["x"]}), _of_rows,
+         doc="broadcast(max(x)) -> row_maximum(x), where a softmax is made of it"),
+    Rule("below_maximum", Op("sub", Any("x"), grown(MAXIMUM)), _below, _of_these,
+         doc="x - row_maximum(x) -> below_maximum(x)"),
+), frozenset({"shifted_softmax"}), _towards_softmax)  # fmt: skip
+"""The pass that leaves out the maximum that is subtracted before a softmax."""

@@ -1,4 +1,7 @@
-"""Growing beside a graph: what ends is replaced, all else stays, and rules see operands as they are known."""
+"""Growing beside a graph: what ends is replaced, all else stays, and rules see operands as they are known.
+
+Of softmaxes of what their maximum was subtracted from, and of attention: of four dims, and brought to four dims.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +12,12 @@ from kernels_hub.compiler import Graph, evaluate, print_graph, verify
 from kernels_hub.compiler.errors import GraphError
 from kernels_hub.compiler.rewrite.attention import ATTENTION
 from kernels_hub.compiler.rewrite.growth import Growth, known_as, parts, plain, plain_root
+from kernels_hub.compiler.rewrite.heads import FOUR_DIMS
 from kernels_hub.compiler.rewrite.outline import composite, operand, recognised
 from kernels_hub.compiler.rewrite.pattern import Any, Op
+from kernels_hub.compiler.rewrite.pipeline import rewrite
 from kernels_hub.compiler.rewrite.rule import Options, Rule
+from kernels_hub.compiler.rewrite.softmax import SHIFTED
 from tests.compiler.strategies import assert_same_outputs
 
 NEGATED = Op("call", name="grown").where(recognised("negated"))
@@ -62,6 +68,33 @@ def test_a_growth_begins_where_it_may_alone():
     graph = graph_of(lambda x: (-x).exp(), (3,))
     nowhere = Growth("nowhere", RULES, frozenset({"end"}), lambda _: set())
     assert nowhere.run(graph, Options()).graph is graph
+
+
+def test_a_graph_that_does_not_pay_is_not_looked_at():
+    def begins(graph):
+        raise AssertionError(graph)
+
+    graph = graph_of(lambda x: (-x).exp(), (3,))
+    assert (
+        Growth("never", RULES, frozenset({"end"}), begins, lambda _: False).run(graph, Options()).graph
+        is graph
+    )
+
+
+def test_uses_are_those_of_the_whole_graph():
+    """Also of values behind operands, and by nodes that come later."""
+    tanh = Rule(
+        "tanh", Op("exp", Op("neg", Op("tanh", Any("x")).once())), lambda match: match.root.operands[0].exp()
+    )
+    growth = Growth(
+        "tanh",
+        (tanh,),
+        frozenset({"tanh"}),
+        lambda graph: {one for one in graph.nodes if one.op.name == "exp"},
+    )
+    assert growth.run(graph_of(lambda x: (-x.tanh()).exp(), (3,)), Options()).fired["tanh"] == 1
+    used = graph_of(lambda x: (-(y := x.tanh())).exp() + y * 2.0, (3,))
+    assert growth.run(used, Options()).graph is used
 
 
 def test_dead_values_count_as_no_use():
@@ -132,3 +165,123 @@ def test_scores_that_are_the_mask_of_others():
     assert operand(call, "mask").op_name == "matmul"
     inputs = graph.dummy_inputs(0, {"n": 2})
     assert_same_outputs(evaluate(found.graph, inputs), evaluate(graph, inputs))
+
+
+# -- softmax of what its maximum was subtracted from
+
+
+def below(x, axis):
+    return x - x.max(axis, keepdims=True)
+
+
+def below_spread(x, axis):
+    rank = range(x.rank)
+    return x - x.max(axis).broadcast(x.shape, [one for one in rank if one != axis % x.rank])
+
+
+def also_used(x, axis):
+    most = x.max(axis, keepdims=True)
+    return (x - most).softmax(axis) * most.exp()
+
+
+SHIFTS = {
+    "kept dims": lambda x, axis: below(x, axis).softmax(axis),
+    "spread": lambda x, axis: below_spread(x, axis).softmax(axis),
+    "twice": lambda x, axis: below(below(x, axis), axis).softmax(axis),
+    "three times": lambda x, axis: below_spread(below(below(x, axis), axis), axis).softmax(axis),
+    "a maximum that is used elsewhere": also_used,
+    "of a maximum": lambda x, axis: below(x.max(axis, keepdims=True).broadcast_to(x.shape), axis).softmax(
+        axis
+    ),
+}
+
+
+@pytest.mark.parametrize("axis", [0, 1, -1])
+@pytest.mark.parametrize("name", SHIFTS)
+def test_a_maximum_below_a_softmax_is_left_out(name, axis):
+    graph = graph_of(lambda x: SHIFTS[name](x, axis), ("n", 3, 4))
+    found = SHIFTED.run(graph, Options())
+    assert found.fired["shifted_softmax"] == 1
+    verify(found.graph)
+    assert "sub" not in names(found.graph)
+    assert names(found.graph).count("reduce_max") == (1 if "a maximum" in name else 0)
+    inputs = graph.dummy_inputs(0, {"n": 2})
+    inputs["x0"] = inputs["x0"] + 1e4
+    assert_same_outputs(evaluate(found.graph, inputs), evaluate(graph, inputs), 1e-6)
+
+
+STAYS = {
+    "a maximum along another dim": lambda x: below(x, 0).softmax(1),
+    "a softmax along another dim": lambda x: below(x, 1).softmax(2),
+    "a maximum over two dims": lambda x: below(x, (0, 1)).softmax(1),
+    "a maximum of another value": lambda x: (x - x.exp().max(1, keepdims=True)).softmax(1),
+    "a minimum": lambda x: (x - x.reduce("min", 1, keepdims=True)).softmax(1),
+    "subtracted from": lambda x: (x.max(1, keepdims=True) - x).softmax(1),
+    "another step between": lambda x: below(x, 1).tanh().softmax(1),
+    "no softmax": lambda x: below(x, 1).exp(),
+    "along one dim, then along another": lambda x: below(below(x, 1), 2).softmax(1),
+}
+
+
+@pytest.mark.parametrize("name", STAYS)
+def test_other_maxima_stay(name):
+    graph = graph_of(STAYS[name], ("n", 3, 4))
+    found = SHIFTED.run(graph, Options())
+    assert found.graph is graph and not found.fired
+
+
+def test_a_maximum_along_another_dim_stays_below_one_that_is_left_out():
+    graph = graph_of(lambda x: below(below(x, 1), 2).softmax(2), ("n", 3, 4))
+    found = SHIFTED.run(graph, Options())
+    assert names(found.graph) == names(graph_of(lambda x: below(x, 1).softmax(2), ("n", 3, 4)))
+
+
+def test_no_maximum_is_left_out_without_rounding():
+    graph = graph_of(lambda x: below(x, 1).softmax(1), ("n", 3, 4))
+    assert SHIFTED.run(graph, Options(rounding=False)).graph is graph
+
+
+# -- attention of four dims
+
+THREE = ("n", 5, 8)
+
+
+def test_attention_is_brought_to_four_dims_beside_what_is_none():
+    def beside(q, k, v):
+        return (q @ k.exp().transpose()).softmax(1) @ v
+
+    both = graph_of(lambda q, k, v: (q @ k.transpose()).softmax(-1) @ v + beside(q, k, v), *[THREE] * 3)
+    found = FOUR_DIMS.run(both, Options())
+    assert found.fired["attention_of_four_dims"] == 1 and found.fired["heads_scores"] == 2
+    ranks = [node.results[0].rank for node in found.graph.nodes if node.op.name in {"softmax", "matmul"}]
+    assert sorted(ranks) == [3, 3, 3, 4, 4, 4]
+    inputs = both.dummy_inputs(0, {"n": 2})
+    assert_same_outputs(evaluate(found.graph, inputs), evaluate(both, inputs))
+
+
+def test_attention_of_four_dims_is_not_looked_at():
+    four = graph_of(lambda q, k, v: (q @ k.transpose()).softmax(-1) @ v, *[HEADS] * 3)
+    assert FOUR_DIMS.begins(four) and not FOUR_DIMS.pays(four)
+    router = graph_of(
+        lambda x: (x @ x.graph.parameter("w", (8, 4)).broadcast(("n", 8, 4), (1, 2))).softmax(-1), THREE
+    )
+    assert not FOUR_DIMS.pays(router)
+
+
+def test_layers_of_three_dims_are_found_one_behind_the_other():
+    """The batch and the heads of the second are read through what the first was reshaped to."""
+
+    def build(q, k, v):
+        heads = ("n", 2, 5, 8)
+        merged = ("n * 2", 5, 8)
+        q, k, v = (x.reshape(merged) for x in (q, k, v))
+        for _ in range(2):
+            q = (below((q @ k.transpose()) * 0.5, -1).softmax(-1) @ v).reshape(heads).reshape(merged)
+        return q
+
+    graph = graph_of(build, *[HEADS] * 3)
+    found = rewrite(graph)
+    assert found.total["shifted_softmax"] == found.total["attention_of_four_dims"] == 2
+    assert names(found.graph) == ["input", "input", "input", "constant", "call", "call", "reshape"]
+    inputs = graph.dummy_inputs(0, {"n": 2})
+    assert_same_outputs(evaluate(found.graph, inputs), evaluate(graph, inputs), 1e-6)

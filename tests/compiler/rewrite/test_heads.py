@@ -9,18 +9,19 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from kernels_hub.compiler import Graph, compile, evaluate, import_torch
+from kernels_hub.compiler import Graph, compile, evaluate, import_torch, verify
 from kernels_hub.compiler.engines.triton import ANCHORS
 from kernels_hub.compiler.rewrite.engine import apply_rules
 from kernels_hub.compiler.rewrite.explain import explain_rule
-from kernels_hub.compiler.rewrite.heads import HEADS
+from kernels_hub.compiler.rewrite.heads import FOUR_DIMS, HEADS
 from kernels_hub.compiler.rewrite.pipeline import rewrite
+from kernels_hub.compiler.rewrite.rule import Options
 from kernels_hub.compiler.schedule.kernel import Attention
 from kernels_hub.compiler.schedule.schedule import schedule
 from tests.compiler.rewrite.naive_attention import CASES, Module, inputs_of
 from tests.compiler.strategies import assert_same_outputs
 
-RULES = {rule.name: rule for rule in HEADS}
+RULES = {rule.name: rule for rule in (*HEADS, *FOUR_DIMS.rules)}
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -137,6 +138,30 @@ def graph_of(build, *shapes):
     return graph
 
 
+def outcome_of(name, graph):
+    """What a rule does to a graph; one that is grown with, together with those that it builds on."""
+    if RULES[name] in FOUR_DIMS.rules:
+        return FOUR_DIMS.run(graph, Options())
+    return apply_rules(graph, [RULES[name]])
+
+
+def of_three(q, k, v):
+    return (q @ k.transpose()).softmax(-1) @ v
+
+
+def of_merged_rows(q, k, v):
+    return (q @ k.transpose()).softmax(-1).reshape("n", 20, 5) @ v
+
+
+def cast_twice(q, k, v, m):
+    return ((q @ k.transpose()) * 0.5 + m).softmax(-1).cast("float64").cast("float32") @ v
+
+
+def small(x):
+    """Three dims of four."""
+    return x.max(1)
+
+
 Q4, Q3 = ("n", 4, 5, 8), ("n", 5, 8)
 FIRES = {
     "view_behind_softmax": [
@@ -146,15 +171,25 @@ FIRES = {
         (lambda q, k, v, m: ((q @ k.transpose()).permute(1, 0, 2, 3) + m).softmax(-1), Q4, Q4, Q4, (4, "n", 5, 5)),
     ],
     "rows_of_weights_apart": [
-        (lambda q, k, v: (q @ k.transpose()).softmax(-1).reshape("n", 20, 5) @ v, Q4, Q4, Q3),
+        (of_merged_rows, Q4, Q4, Q3),
+        (lambda q, k, v: (q @ k.transpose()).softmax(-1).reshape("n", 2, 10, 5) @ v, *[("n", 2, 2, 5, 8)] * 2, ("n", 2, 5, 8)),
     ],
     "attention_of_four_dims": [
-        (lambda q, k, v: (q @ k.transpose()).softmax(-1) @ v, (5, 8), (6, 8), (6, 8)),
-        (lambda q, k, v, m: ((q @ k.transpose()) * 0.5 + m).softmax(-1).cast("float64").cast("float32") @ v,
-         Q3, Q3, Q3, ("n", 5, 5)),
+        (of_three, (5, 8), (6, 8), (6, 8)),
+        (cast_twice, Q3, Q3, Q3, ("n", 5, 5)),
         (lambda q, k, v, m: ((q @ k.transpose()) + m.broadcast(("n", 2, 2, 5, 5), (1, 4))).softmax(-1) @ v,
          *[("n", 2, 2, 5, 8)] * 3, (2, 5)),
+        (lambda q, k, v: ((s := (q @ k.transpose()).softmax(-1) @ v) @ s.transpose()).softmax(-1) @ v, Q3, Q3, Q3),
     ],
+    "heads_scores": [(of_three, Q3, Q3, Q3), (of_merged_rows, Q4, Q4, Q3)],
+    "heads_steps": [
+        (cast_twice, Q3, Q3, Q3, ("n", 5, 5)),
+        (lambda q, k, v, m: (m < 0).select(-1e9, (q @ k.transpose()).cast("float64").cast("float32")).softmax(-1) @ v,
+         Q3, Q3, Q3, ("n", 5, 5)),
+    ],
+    "heads_weights": [(of_three, Q3, Q3, Q3)],
+    "heads_casts": [(cast_twice, Q3, Q3, Q3, ("n", 5, 5))],
+    "heads_rows": [(of_merged_rows, Q4, Q4, Q3)],
 }  # fmt: skip
 DECLINES = {
     "view_behind_softmax": [
@@ -168,16 +203,45 @@ DECLINES = {
         (lambda q, k, v: (q @ k.transpose()).softmax(-1).reshape("n", 4, 25) @ v.reshape("n", 8, 20).permute(0, 2, 1)
          .broadcast(("n", 20, 8), (0, 1, 2)).pad([(0, 0), (0, 5), (0, 0)]), "does not only merge rows"),
         (lambda q, k, v: (q @ k.transpose()).softmax(-2).reshape("n", 20, 5) @ v.max(1), "not along the keys"),
-        (lambda q, k, v: q.softmax(-1).reshape("n", 20, 8) @ v.max(1).transpose(), "of 0 products"),
+        (lambda q, k, v: q.softmax(-1).reshape("n", 20, 8) @ v.max(1).transpose(), "made by input, not by call"),
+        (lambda q, k, v: (q @ k.transpose()).softmax(-1).reshape("n", 20, 5)
+         @ q.graph.parameter("w", (5, 8)).broadcast(("n", 5, 8), (1, 2)), "is a weight"),
+        (lambda q, k, v: (w := (q @ k.transpose()).softmax(-1)).reshape("n", 20, 5) @ v.max(1) + w.max(1).reshape("n", 5, 5)
+         .pad([(0, 0), (0, 15), (0, 3)]), "used elsewhere"),
     ],
     "attention_of_four_dims": [
-        (lambda q, k, v: (q @ k.transpose()).softmax(-1) @ v, "it has four dims"),
+        (of_three, "it has four dims"),
         (lambda q, k, v: (q.max(1) @ k.max(1).transpose()).softmax(1) @ v.max(1), "not along the keys"),
         (lambda q, k, v: (w := (q.max(1) @ k.max(1).transpose()).softmax(-1)) @ v.max(1) + w.sum(2, keepdims=True),
          "used elsewhere"),
-        (lambda q, k, v: q.max(1).softmax(-1) @ v.max(1).transpose(), "of 0 products"),
+        (lambda q, k, v: q.max(1).softmax(-1) @ v.max(1).transpose(), "made by reduce_max, not by call"),
+        (lambda q, k, v: (w := (small(q) @ small(k).transpose()).softmax(-1)).cast("float64") @ small(v).cast("float64")
+         + w.sum(2, keepdims=True).cast("float64"), "used elsewhere"),
         (lambda q, k, v: (q.max(1) @ k.max(1).transpose()).softmax(-1)
          @ q.graph.parameter("w", (5, 8)).broadcast(("n", 5, 8), (1, 2)), "is a weight"),
+    ],
+    "heads_scores": [
+        (lambda q, k, v: of_three(small(q), q.graph.parameter("w", (5, 8)).broadcast(("n", 5, 8), (1, 2)), small(v)),
+         "products with weights"),
+    ],
+    "heads_steps": [
+        (lambda q, k, v: ((q := small(q)) @ (k := small(k)).transpose() + k @ q.transpose()).softmax(-1) @ small(v),
+         "is made of 2 products"),
+        (lambda q, k, v: ((s := small(q) @ small(k).transpose()) * s.tanh()).softmax(-1) @ small(v), "used elsewhere"),
+    ],
+    "heads_weights": [
+        (lambda q, k, v: (small(q) @ small(k).transpose()).softmax(1) @ small(v), "not along the keys"),
+        (lambda q, k, v: (s := small(q) @ small(k).transpose()).softmax(-1) @ small(v) + s.sum(2, keepdims=True),
+         "used elsewhere"),
+    ],
+    "heads_casts": [
+        (lambda q, k, v: (w := (small(q) @ small(k).transpose()).softmax(-1)).cast("float64") @ small(v).cast("float64")
+         + w.sum(2, keepdims=True).cast("float64"), "used elsewhere"),
+    ],
+    "heads_rows": [
+        (lambda q, k, v: (q @ k.transpose()).softmax(-1).reshape("n", 2, 10, 5) @ v.slice(1, 0, 2), "only merge rows"),
+        (lambda q, k, v: (q @ k.transpose()).softmax(-1).cast("float64").reshape("n", 20, 5) @ small(v).cast("float64"),
+         "which is a cast"),
     ],
 }  # fmt: skip
 
@@ -186,8 +250,10 @@ DECLINES = {
 def test_each_rule_fires_and_keeps_every_bit(name):
     for build, *shapes in FIRES[name]:
         graph = graph_of(build, *shapes)
-        outcome = apply_rules(graph, [RULES[name]])
+        outcome = outcome_of(name, graph)
         assert outcome.fired[name], explain_rule(graph, RULES[name])
+        verify(outcome.graph)
+        assert explain_rule(graph, RULES[name]).matches
         inputs = graph.dummy_inputs(0, dict.fromkeys(graph.symbols, 3))
         for array in inputs.values():
             array.reshape(-1)[3] = np.nan
@@ -198,7 +264,9 @@ def test_each_rule_fires_and_keeps_every_bit(name):
 def test_each_rule_declines_with_the_reason(name):
     for build, reason in DECLINES[name]:
         graph = graph_of(build, Q4, Q4, Q4)
-        assert not apply_rules(graph, [RULES[name]]).fired
+        outcome = outcome_of(name, graph)
+        assert not outcome.fired
+        assert outcome.graph is graph or RULES[name] in HEADS
         assert reason in str(explain_rule(graph, RULES[name]))
 
 

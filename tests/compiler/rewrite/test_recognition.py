@@ -23,9 +23,10 @@ RULES = {
     rule.name: rule
     for rule in (
         *norms.NORMS, *activations.ACTIVATIONS, *softmax.SOFTMAX, *gated.GATED, *rotary.ROTARY,
-        *attention.SCALES, *attention.ATTENTION.rules, *affine.AFFINE,
+        *attention.SCALES, *attention.ATTENTION.rules, *softmax.SHIFTED.rules, *affine.AFFINE,
     )
 }  # fmt: skip
+GROWTHS = (attention.ATTENTION, softmax.SHIFTED)
 
 
 def composites(graph: Graph) -> Counter[str]:
@@ -351,6 +352,8 @@ MISSES = {
     "softmax": (lambda x: (e := x.exp()) / e.sum((0, 1), keepdims=True), "over axes (0, 1), not over one"),
     "shifted_softmax": (
         lambda x: (x - x.max(0, keepdims=True)).softmax(1), "the maximum is along (0,), the softmax along 1"),
+    "row_maximum": (lambda x: (x - x.max((0, 1), keepdims=True)).softmax(1), "over axes (0, 1), not over one"),
+    "below_maximum": (lambda x: (x - x.exp().max(1, keepdims=True)).softmax(1), "the maximum is of"),
     "softmax_before_product": (
         lambda x: ((e := ((s := x @ x.transpose()) - s.max(0, keepdims=True)).exp()) @ s) / e.sum(0, keepdims=True),
         "not along the columns"),
@@ -397,8 +400,8 @@ def test_near_misses_say_why(name):
     graph.output("y", build(graph.input("x", (4, 8))))
     if before := [RULES[one] for one in BEFORE if name.startswith(BEFORE[one])]:
         graph = rewrite(graph, (SIMPLIFY, Rules("before", tuple(before)))).graph
-    if RULES[name] in attention.ATTENTION.rules:
-        assert attention.ATTENTION.run(graph, Options()).graph is graph
+    if growth := next((one for one in GROWTHS if RULES[name] in one.rules), None):
+        assert growth.run(graph, Options()).graph is graph
     else:
         assert not apply_rules(graph, [RULES[name]]).fired
     found = explain_rule(graph, RULES[name])
