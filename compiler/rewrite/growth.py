@@ -85,9 +85,10 @@ class Growth(Rules):
 
     def run(self, graph: Graph, options: Options) -> PassResult:
         """The graph, and how often each rule fired; as it was where no growth ended."""
-        if not self.pays(graph) or not self.begins(graph):
+        index = self._indices[options.rounding]
+        if not self.pays(graph) or not any(map(index.of, self.begins(graph))):
             return PassResult(graph)
-        growing = _Growing(_live(graph), self, self._indices[options.rounding])
+        growing = _Growing(_live(graph), self, index)
         found = rebuild(growing.graph, growing.visit).graph
         ended = any(growing.fired[name] for name in self.ends)
         return PassResult(found, growing.fired) if ended else PassResult(graph)

@@ -37,14 +37,14 @@ from kernels_hub.compiler.rewrite.regroup import REGROUP
 from kernels_hub.compiler.rewrite.rotary import ROTARY
 from kernels_hub.compiler.rewrite.rule import Options, Pass
 from kernels_hub.compiler.rewrite.scores import Scores
-from kernels_hub.compiler.rewrite.softmax import SHIFTED, SOFTMAX
+from kernels_hub.compiler.rewrite.softmax import DIVIDED, SHIFTED, SOFTMAX
 from kernels_hub.compiler.rewrite.views import CANCEL, SINK
 
 SIMPLIFY = Rules("simplify", (*CANCEL, *PARTS, *REGROUP, *EVERYTHING, *ALGEBRA, *CLAMP, *SINK))
 
 RECOGNISE = Rules("recognise", (*CANCEL, *NORMS, *ACTIVATIONS, *SOFTMAX, *HEADS, *ROTARY, *SCALES))
 
-_RECOGNISED: tuple[Pass, ...] = (RECOGNISE, SHIFTED, RECOGNISE, FOUR_DIMS, RECOGNISE)
+_RECOGNISED: tuple[Pass, ...] = (RECOGNISE, DIVIDED, RECOGNISE, SHIFTED, RECOGNISE, FOUR_DIMS, RECOGNISE)
 """Growths come between: each begins at what was recognised before it, and leaves views that the next run merges."""
 
 INFERENCE_PASS = Rules("inference", INFERENCE)

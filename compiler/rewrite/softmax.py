@@ -6,11 +6,13 @@ rule looks at one reduction, and they find the rest of each other's:
     exp(x - max(x)) @ v / sum(exp(x - max(x))) -> exp(x - max(x)) / sum(exp(x - max(x))) @ v
                                                -> softmax(x - max(x)) @ v -> softmax(x) @ v
 
-The last step is grown beside the graph, from the maximum of rows (see `growth`):
+The first step is grown beside the graph, from the sum of rows, and the last one from their maximum (see `growth`):
 
-    broadcast(max(x))            -> row_maximum(x)
-    x - row_maximum(x)           -> below_maximum(x)
-    softmax(below_maximum(x))    -> softmax(x), in the graph
+    broadcast(sum(exp(x)))             -> row_total(exp(x))
+    exp(x) @ v / row_total(exp(x))     -> exp(x) / sum(exp(x)) @ v, in the graph
+    broadcast(max(x))                  -> row_maximum(x)
+    x - row_maximum(x)                 -> below_maximum(x)
+    softmax(below_maximum(x))          -> softmax(x), in the graph
 
 Only up to rounding: an engine's softmax may sum and divide in another order. It subtracts the maximum, so that no
 exponential overflows where the one that was written did.
@@ -25,7 +27,7 @@ from kernels_hub.compiler.rewrite.outline import composite
 from kernels_hub.compiler.rewrite.pattern import Any, Bind, Once, Op, floats
 from kernels_hub.compiler.rewrite.rule import Match, Rule
 
-MAXIMUM, BELOW = "row_maximum", "below_maximum"
+TOTAL, MAXIMUM, BELOW = "row_total", "row_maximum", "below_maximum"
 
 
 def _of_rows(match: Match) -> str | None:
@@ -73,23 +75,37 @@ def _towards_softmax(graph: Graph) -> set[Node]:
     return found
 
 
-def _divided_rows(match: Match) -> str | None:
-    powers, result, total = match["powers"], match.root, match["total"]
-    last = powers.rank - 1
-    if total.op_name != "reduce_sum" or total.operands[0] is not powers:
-        return f"{total} is no sum of {powers}"
-    if tuple(total.attrs["axes"]) != (last,):
-        return f"the sum is along {total.attrs['axes']}, not along the columns that the product sums over"
+def _of_columns(match: Match) -> str | None:
+    axes, last = tuple(match.fact("axes")), match["powers"].rank - 1
+    if axes != (last,):
+        return f"the sum is along {axes}, not along the columns that the product sums over"
     if tuple(match.fact("kept")) != tuple(range(last)):
         return "the statistic is broadcast along other dims"
+    return None
+
+
+def _divided_rows(match: Match) -> str | None:
+    powers, result, of = match["powers"], match.root, parts(match["grown"])["powers"]
+    if powers is not of:
+        return f"the sum is of {of}, not of {powers}"
     if powers.rank != result.rank or not all(map(proves_equal, powers.shape[:-1], result.shape[:-1])):
         return f"the product has other rows than {powers}: it is {result.type}"
     return None
 
 
+def _towards_division(graph: Graph) -> set[Node]:
+    """What products are divided by."""
+    return {
+        node.operands[1].node
+        for node in graph.nodes
+        if node.op.name == "div" and node.operands[0].op_name == "matmul"
+    }
+
+
 def _divide_first(match: Match) -> Value:
     powers = match["powers"]
-    weights = powers / match["total"].broadcast(powers.shape, range(powers.rank - 1))
+    (total,) = plain(match["grown"]).operands
+    weights = powers / total.broadcast(powers.shape, range(powers.rank - 1))
     return match.graph.apply("matmul", weights, match["v"], **match.root.operands[0].attrs)
 
 
@@ -100,12 +116,19 @@ SOFTMAX = (
             Op("broadcast", Op("reduce_sum", Any("powers"), axes=Bind("axes")), axes=Bind("kept"))),
          lambda match: match["x"].softmax(match.fact("axes")[0]), _of_rows, exact=False,
          doc="exp(x) / sum(exp(x)) -> softmax(x)"),
-    Rule("softmax_before_product",
-         Op("div", Op("matmul", Once(Op("exp", X, name="powers"), 2), Any("v")).once(),
-            Op("broadcast", Any("total"), axes=Bind("kept"))),
-         _divide_first, _divided_rows, exact=False,
-         doc="(exp(x) @ v) / sum(exp(x)) -> (exp(x) / sum(exp(x))) @ v"),
 )  # fmt: skip
+
+DIVIDED = Growth("divided", (
+    Rule("softmax_before_product",
+         Op("div", Op("matmul", Once(Op("exp", X, name="powers"), 2), Any("v")).once(), grown(TOTAL)),
+         _divide_first, _divided_rows, exact=False,
+         doc="(exp(x) @ v) / row_total(exp(x)) -> (exp(x) / sum(exp(x))) @ v"),
+    Rule("row_total",
+         Op("broadcast", Op("reduce_sum", Op("exp", name="powers"), axes=Bind("axes")), axes=Bind("kept")),
+         lambda match: known_as(TOTAL, match.root, {"powers": match["powers"]}), _of_columns,
+         doc="broadcast(sum(exp(x))) -> row_total(exp(x)), where a product is divided by it"),
+), frozenset({"softmax_before_product"}), _towards_division)  # fmt: skip
+"""The pass that divides before a product, where results are divided by the sums of rows."""
 
 SHIFTED = Growth("shifted", (
     Rule("shifted_softmax", Op("softmax", grown(BELOW), axis=Bind("axis")),

@@ -1,6 +1,7 @@
 """Growing beside a graph: what ends is replaced, all else stays, and rules see operands as they are known.
 
-Of softmaxes of what their maximum was subtracted from, and of attention: of four dims, and brought to four dims.
+Of softmaxes that divide behind a product, or of what their maximum was subtracted from, and of attention: of four dims,
+and brought to four dims.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from kernels_hub.compiler.rewrite.outline import composite, operand, recognised
 from kernels_hub.compiler.rewrite.pattern import Any, Op
 from kernels_hub.compiler.rewrite.pipeline import rewrite
 from kernels_hub.compiler.rewrite.rule import Options, Rule
-from kernels_hub.compiler.rewrite.softmax import SHIFTED
+from kernels_hub.compiler.rewrite.softmax import DIVIDED, SHIFTED
 from tests.compiler.strategies import assert_same_outputs
 
 NEGATED = Op("call", name="grown").where(recognised("negated"))
@@ -79,6 +80,20 @@ def test_a_graph_that_does_not_pay_is_not_looked_at():
         Growth("never", RULES, frozenset({"end"}), begins, lambda _: False).run(graph, Options()).graph
         is graph
     )
+
+
+def test_a_graph_is_not_built_again_where_no_rule_may_begin(monkeypatch):
+    def rebuild(*_):
+        raise AssertionError
+
+    monkeypatch.setattr("kernels_hub.compiler.rewrite.growth.rebuild", rebuild)
+    for growth, build in (
+        (SHIFTED, lambda x: (x - 1.0).softmax(1)),
+        (DIVIDED, lambda x: (x @ x.transpose()) / 8.0),
+        (ATTENTION, lambda x: (x @ x).softmax(1)),
+    ):
+        graph = graph_of(build, (4, 4))
+        assert growth.begins(graph) and growth.run(graph, Options()).graph is graph
 
 
 def test_uses_are_those_of_the_whole_graph():
@@ -165,6 +180,71 @@ def test_scores_that_are_the_mask_of_others():
     assert operand(call, "mask").op_name == "matmul"
     inputs = graph.dummy_inputs(0, {"n": 2})
     assert_same_outputs(evaluate(found.graph, inputs), evaluate(graph, inputs))
+
+
+# -- products that are divided by sums of rows
+
+
+def divided(powers, v, axis=-1, of=None):
+    return (powers @ v) / (powers if of is None else of).sum(axis, keepdims=True)
+
+
+SQUARES = ("n", 5, 5)
+
+
+def test_a_division_goes_before_the_product():
+    graph = graph_of(lambda x, v: divided(x.exp(), v), ("n", 5, 7), ("n", 7, 3))
+    found = DIVIDED.run(graph, Options())
+    assert found.fired == {"row_total": 1, "softmax_before_product": 1}
+    verify(found.graph)
+    assert names(found.graph) == ["input", "input", "exp", "reduce_sum", "broadcast", "div", "matmul"]
+    inputs = graph.dummy_inputs(0, {"n": 2})
+    assert_same_outputs(evaluate(found.graph, inputs), evaluate(graph, inputs), 1e-5)
+
+
+DIVIDED_OTHERWISE = {
+    "sums of columns": lambda x, v: divided(x.exp(), v, -2),
+    "sums over two dims": lambda x, v: divided(x.exp(), v, (1, 2)),
+    "sums of other exponentials": lambda x, v: divided(x.exp(), v, of=(x * 2.0).exp()),
+    "sums of something else": lambda x, v: divided(x.exp(), v, of=x),
+    "a product of something else": lambda x, v: divided(x, v, of=x.exp()),
+    "the greatest of each row": lambda x, v: (x.exp() @ v) / x.exp().max(-1, keepdims=True),
+    "exponentials that are used elsewhere": lambda x, v: divided(e := x.exp(), v) + e,
+    "a product that is used elsewhere": lambda x, v: (y := x.exp() @ v) / x.exp().sum(-1, keepdims=True) + y,
+    "a product that divides": lambda x, v: x.exp().sum(-1, keepdims=True) / (x.exp() @ v),
+    "multiplied": lambda x, v: (x.exp() @ v) * x.exp().sum(-1, keepdims=True),
+}
+
+
+@pytest.mark.parametrize("name", DIVIDED_OTHERWISE)
+def test_other_divisions_stay(name):
+    graph = graph_of(DIVIDED_OTHERWISE[name], SQUARES, SQUARES)
+    found = DIVIDED.run(graph, Options())
+    assert found.graph is graph and not found.fired
+
+
+def test_all_of_a_softmax_is_found_behind_a_product():
+    graph = graph_of(lambda x, v: divided(below(x, -1).exp(), v), SQUARES, SQUARES)
+    found = rewrite(graph)
+    assert names(found.graph) == ["input", "input", "softmax", "matmul"]
+    assert {name: set(rules) for name, rules in found.fired.items() if rules} == {
+        "divided": {"row_total", "softmax_before_product"},
+        "recognise": {"softmax"},
+        "shifted": {"row_maximum", "below_maximum", "shifted_softmax"},
+    }
+    inputs = {name: array * 100 for name, array in graph.dummy_inputs(0, {"n": 2}).items()}
+    assert_same_outputs(evaluate(found.graph, inputs), evaluate(graph, inputs), 1e-5)
+
+
+def test_weights_that_are_an_output_too_are_one_softmax():
+    """Their exponentials have two uses left once the weights are found."""
+    graph = graph_of(lambda x, v: divided(x.exp(), v), SQUARES, SQUARES)
+    powers = graph.inputs["x0"].exp()
+    graph.output("weights", powers / powers.sum(-1, keepdims=True))
+    found = rewrite(graph)
+    assert names(found.graph) == ["input", "input", "softmax", "matmul"]
+    inputs = graph.dummy_inputs(0, {"n": 2})
+    assert_same_outputs(evaluate(found.graph, inputs), evaluate(graph, inputs), 1e-5)
 
 
 # -- softmax of what its maximum was subtracted from
@@ -257,6 +337,19 @@ def test_attention_is_brought_to_four_dims_beside_what_is_none():
     assert sorted(ranks) == [3, 3, 3, 4, 4, 4]
     inputs = both.dummy_inputs(0, {"n": 2})
     assert_same_outputs(evaluate(found.graph, inputs), evaluate(both, inputs))
+
+
+def test_weights_that_are_an_output_too_are_not_computed_twice():
+    def build(q, k, v):
+        rows = below((q @ k.transpose()).reshape("5 * n", 5), -1).softmax(-1)
+        q.graph.output("weights", rows)
+        return rows.reshape("n", 5, 5) @ v
+
+    graph = graph_of(build, *[THREE] * 3)
+    found = rewrite(graph)
+    assert names(found.graph).count("softmax") == 1 and names(found.graph).count("matmul") == 2
+    inputs = graph.dummy_inputs(0, {"n": 2})
+    assert_same_outputs(evaluate(found.graph, inputs), evaluate(graph, inputs), 1e-6)
 
 
 def test_attention_of_four_dims_is_not_looked_at():

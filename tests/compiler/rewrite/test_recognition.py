@@ -23,10 +23,11 @@ RULES = {
     rule.name: rule
     for rule in (
         *norms.NORMS, *activations.ACTIVATIONS, *softmax.SOFTMAX, *gated.GATED, *rotary.ROTARY,
-        *attention.SCALES, *attention.ATTENTION.rules, *softmax.SHIFTED.rules, *affine.AFFINE,
+        *attention.SCALES, *attention.ATTENTION.rules, *softmax.DIVIDED.rules, *softmax.SHIFTED.rules,
+        *affine.AFFINE,
     )
 }  # fmt: skip
-GROWTHS = (attention.ATTENTION, softmax.SHIFTED)
+GROWTHS = (attention.ATTENTION, softmax.DIVIDED, softmax.SHIFTED)
 
 
 def composites(graph: Graph) -> Counter[str]:
@@ -355,8 +356,10 @@ MISSES = {
     "row_maximum": (lambda x: (x - x.max((0, 1), keepdims=True)).softmax(1), "over axes (0, 1), not over one"),
     "below_maximum": (lambda x: (x - x.exp().max(1, keepdims=True)).softmax(1), "the maximum is of"),
     "softmax_before_product": (
-        lambda x: ((e := ((s := x @ x.transpose()) - s.max(0, keepdims=True)).exp()) @ s) / e.sum(0, keepdims=True),
-        "not along the columns"),
+        lambda x: ((s := x @ x.transpose()).exp() @ s) / (s * 2.0).exp().sum(1, keepdims=True),
+        "the sum is of"),
+    "row_total": (
+        lambda x: ((e := (x @ x.transpose()).exp()) @ x.slice(1, 0, 4)) / e.sum(0, keepdims=True), "not along the columns"),
     "gated_silu": (lambda x: gelu_of(x) * x.exp(), "is no silu"),
     "gated_gelu": (lambda x: x * x.sigmoid() * x.exp(), "is no gelu"),
     "gated_gelu_tanh": (lambda x: gelu_of(x) * x.exp(), "is no gelu_tanh"),
