@@ -23,10 +23,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from kernels_hub.compiler.errors import ImportFailure
 from kernels_hub.compiler.importers.decided_sizes import decided
+from kernels_hub.compiler.importers.exporting_answers import not_exporting
 from kernels_hub.compiler.importers.torch_aliases import Shared, shared_results
 from kernels_hub.compiler.importers.torch_direct import writes
 from kernels_hub.compiler.importers.torch_importer import Importer, Mutations, Notes
@@ -86,12 +88,49 @@ def import_torch_program(
     refused. may_fix: a size that is free and has no name may be that of the example alone, see `Sizes.guard`.
     complex_in_pairs: see `Importer`.
     """
+    traced = partial(
+        _program,
+        module,
+        args,
+        kwargs or {},
+        dynamic_shapes=dynamic_shapes,
+        strict=strict,
+        mutations=mutations,
+        name=name,
+        assertions=assertions,
+        may_fix=may_fix,
+        complex_in_pairs=complex_in_pairs,
+    )
+    if strict:  # Dynamo answers what the forward asks
+        return traced()
+    with not_exporting() as answers:
+        try:
+            return traced()
+        except ImportFailure:
+            if not answers.as_in_eager:
+                raise
+    return traced()
+
+
+def _program(
+    module: torch.nn.Module,
+    args: Sequence[object],
+    kwargs: Mapping[str, object],
+    *,
+    dynamic_shapes: object,
+    strict: bool,
+    mutations: Mutations,
+    name: str | None,
+    assertions: bool,
+    may_fix: bool,
+    complex_in_pairs: bool,
+) -> TorchProgram:
     title = name or type(module).__name__
     with decided() as asked:
-        program, asks = trace(module, tuple(args), dict(kwargs or {}), dynamic_shapes, strict=strict)
+        program, asks = trace(module, tuple(args), dict(kwargs), dynamic_shapes, strict=strict)
     notes = Notes.of(module, program, strict=strict)
-    paths = paths_of(module, args, kwargs or {})
-    names = input_symbols(module, args, kwargs or {}, dynamic_shapes)
+    paths = paths_of(module, args, kwargs)
+    names = input_symbols(module, args, kwargs, dynamic_shapes)
     shared = _shared(program, paths)
     written = writes(program)
     options: dict[str, Any] = {
