@@ -5,12 +5,14 @@ every op has a handler and what ops write in place can be told: `writes` says fo
 that it writes to, or that the program has to be decomposed.
 
 An op may write to memory that ops of the program made, as long as nothing reads it later but what the op returns and
-the other names of that tensor: not what it is a view of, and no other view.
+the other names of that tensor: not what it is a view of, and no other view. Where the tensor is a part of another, by
+rows and slices (`y[:, t] = x`), that may be read later, and no other view.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeGuard, cast
 
 from kernels_hub.compiler.importers.aten_ops import handler_of
@@ -32,9 +34,12 @@ IN_PLACE = frozenset({
     "clamp_.Tensor", "clamp_min_.default", "clamp_max_.default", "logical_and_.default", "logical_or_.default",
     "logical_not_.default", "tril_.default", "triu_.default", "fill_.Scalar", "masked_fill_.Scalar", "scatter_.src",
     "scatter_.value", "scatter_add_.default", "index_add_.default", "index_copy_.default", "index_put_.default",
-    "scatter_reduce_.two", "index_reduce_.default",
+    "scatter_reduce_.two", "index_reduce_.default", "fill_.Tensor", "copy_.default",
 })  # fmt: skip
 """Ops that write their first argument, where it has the dtype of the others, and return it."""
+
+PUT_BACK = {"select.int": "select_scatter.default", "slice.Tensor": "slice_scatter.default"}
+"""Ops that give a part of a tensor -> what gives the tensor with another part in its place."""
 
 _OF_ONE_DTYPE = ("masked_fill_", "fill_", "scatter_", "index_")
 """Beginnings of those that PyTorch itself refuses where what is written has another dtype."""
@@ -44,7 +49,7 @@ FRESH = frozenset({
     "conv_transpose1d.default", "conv_transpose2d.input", "conv_transpose3d.input", "batch_norm.default",
     "layer_norm.default", "group_norm.default", "rms_norm.default", "linear.default", "matmul.default",
     "max_pool2d.default", "scaled_dot_product_attention.default", "softmax.int", "log_softmax.int", "square.default",
-    "relu6.default", "one_hot.default",
+    "relu6.default", "one_hot.default", "pad.default",
 })  # fmt: skip
 """Ops made of others whose result shares memory with nothing. Other ops say it in their schema."""
 
@@ -102,9 +107,42 @@ def functional(name: str) -> str:
     return name.replace("_.", ".", 1)
 
 
-def writes(program: ExportedProgram) -> dict[Node, Node] | None:
-    """Op that writes in place, or gives its argument -> op that made that tensor; None: decompose the program."""
-    found: dict[Any, Any] = {}
+@dataclass(frozen=True)
+class Writes:
+    """names: op that writes in place, or gives its argument -> op that made that tensor.
+
+    parts: op that writes to a part of a tensor -> the part, what that is a part of, and so on.
+    """
+
+    names: dict[Node, Node] = field(default_factory=dict)
+    parts: dict[Node, list[Node]] = field(default_factory=dict)
+
+    def __contains__(self, node: Node) -> bool:
+        return node in self.names or node in self.parts
+
+    def made(self, node: Node) -> Node:
+        """The op that made the tensor that an op gives."""
+        return self.names.get(node, node)
+
+    def written_by(self, node: Node) -> Node:
+        """The op that made the tensor that an op writes to, or to a part of."""
+        if node not in self.parts:
+            return self.names[node]
+        return self.made(cast("Node", self.parts[node][-1].args[0]))
+
+    def parts_of(self, node: Node) -> list[Node]:
+        """The tensor that an op gives, where it is a part of another, then what that is a part of, and so on."""
+        found: list[Node] = []
+        node = self.made(node)
+        while name_of(node.target) in PUT_BACK:
+            found.append(node)
+            node = self.made(cast("Node", node.args[0]))
+        return [*found, *self.parts.get(node, ())]
+
+
+def writes(program: ExportedProgram) -> Writes | None:
+    """What the ops write that write in place; None: decompose the program."""
+    found = Writes()
     memory = _Memory(program)
     for node in program.graph.nodes:
         if node.op == "get_attr":
@@ -115,9 +153,15 @@ def writes(program: ExportedProgram) -> dict[Node, Node] | None:
         overload = node.target.__class__.__name__ == "OpOverload"
         writing = overload and name in IN_PLACE
         if writing or (overload and (name in SAME or _is_idle_dropout(name, node))):
-            root = found[node] = found.get(node.args[0], node.args[0])
-            if writing and not (_is_alike(node) and memory.is_own(root, node, found)):
-                return None
+            root = found.made(cast("Node", node.args[0]))
+            if not writing or (_is_alike(node) and memory.is_own(root, node, found.names)):
+                found.names[node] = root
+            else:
+                found.parts[node] = found.parts_of(root)
+                if not (_is_alike(node) and _is_part(node, found)):
+                    return None
+                if not memory.is_own(found.written_by(node), node, found.names):
+                    return None
             memory.share(node, [root])
             continue
         example = node.meta.get("val")
@@ -178,6 +222,11 @@ def makes_memory(op: object) -> bool:
     return not (composite or aliased or name == "_unsafe_view.default")
 
 
+def _is_part(node: Node, found: Writes) -> bool:
+    """Whether an op writes to a part of a tensor, and says nothing of gradients: that would be of all of the tensor."""
+    return bool(found.parts[node]) and NOTE not in (node.meta.get("custom") or {})
+
+
 def _is_idle_dropout(name: str, node: Node) -> bool:
     return name == "dropout.default" and len(node.args) == 3 and not node.args[2]
 
@@ -187,6 +236,8 @@ def _is_alike(node: Any) -> bool:
     if name_of(node.target).startswith(_OF_ONE_DTYPE):
         return True
     written = node.args[0].meta["val"].dtype
+    if name_of(node.target) == "copy_.default":  # which casts
+        return not (written.is_complex or node.args[1].meta["val"].is_complex())
     examples = (one.meta.get("val") for one in node.all_input_nodes)
     dtypes = {example.dtype for example in examples if hasattr(example, "dtype")}
     if written.is_floating_point:

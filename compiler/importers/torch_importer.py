@@ -26,6 +26,8 @@ from kernels_hub.compiler.importers.torch_aliases import Shared
 from kernels_hub.compiler.importers.torch_direct import (
     IN_PLACE,
     NOTE,
+    PUT_BACK,
+    Writes,
     functional,
     is_condition,
     is_float_of_sizes,
@@ -89,7 +91,7 @@ class Importer:
     program: Any
     mutations: Mutations
     notes: Notes
-    written: Mapping[Any, Any] = field(default_factory=dict)
+    written: Writes = field(default_factory=Writes)
     """See `torch_direct.writes`."""
     shared: Shared = field(default_factory=Shared)
     """Of the program as it was traced; its views are brought into the graph."""
@@ -242,9 +244,32 @@ class Importer:
 
     def _write(self, node: torch.fx.Node) -> None:
         """What an op wrote is from now on the value of every name of that memory."""
-        root = self.written[node]
-        for name in (root, *(one for one, of in self.written.items() if of is root and one in self.env)):
-            self.env[name] = self.env[node]
+        value = self.env[node]
+        try:
+            for part in self.written.parts.get(node, ()):
+                value = self._put_back(part, value)
+        except (CompilerError, UnsupportedArgumentsError) as error:
+            value = _MISSING
+            self.causes.append(error)
+            self.problems.append(self._told(node, name_of(node.target), str(error)))
+        root = self.written.written_by(node)
+        names = self.written.names.items()
+        for name in (root, *(one for one, of in names if of is root and one in self.env)):
+            self.env[name] = value
+
+    def _put_back(self, part: torch.fx.Node, value: object) -> object:
+        """What a part is taken of, with another value in its place."""
+        (whole, *places), _ = _bound(part)
+        if value is _MISSING or self.env[whole] is _MISSING:
+            return _MISSING
+        name = PUT_BACK[name_of(part.target)]
+        handler, of = handler_of(name), self._type(whole.meta["val"])
+        assert handler is not None and of is not None, "it is in the table, and of a tensor"
+        places = [self.argument(one) for one in places]
+        with self.graph.origin(place_of(part)):
+            result = handler(AtenCall(self.graph, name, (of,)), self.env[whole], value, *places)
+        _check(result, of)
+        return result
 
     def _call(self, node: torch.fx.Node) -> None:
         name = name_of(node.target)

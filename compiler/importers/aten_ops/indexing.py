@@ -357,7 +357,8 @@ def slice_scatter(
         return index_put(call, x, [*[None] * axis, places], source, False)
     size = x.shape[axis]
     low = 0 if start is None else start
-    low = low + size if isinstance(low, int) and low < 0 else low
+    if isinstance(low, int) and low < 0:
+        low = max(low + size, 0) if isinstance(size, int) else low + size
     before, behind = x.slice(axis, 0, low), x.slice(axis, low + source.shape[axis])
     parts = [
         one
