@@ -6,6 +6,7 @@ import inspect
 import itertools
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from types import MethodType
 from typing import Any, cast
 
 from torch import nn
@@ -219,7 +220,7 @@ def traced_forward(
         )
     call = TracedCall()
 
-    def forward(**tensors: object) -> Any:
+    def forward(traced: nn.Module, /, **tensors: object) -> Any:
         own_args, own_kwargs = fresh((args, dict(kwargs)))
         values = {**dict(zip(bound, (*own_args, *own_kwargs.values()), strict=True)), **tensors}
         caches = {name: one for name, one in values.items() if is_cache(one)}
@@ -227,14 +228,15 @@ def traced_forward(
         for cache in caches.values():
             own_states(cache)  # a call writes into those that it is given
         positional = [values[name] for name in bound[: len(args)]]
-        result = type(module).forward(
-            module, *positional, **{name: values[name] for name in bound[len(args) :]}
+        result = type(traced).forward(
+            traced, *positional, **{name: values[name] for name in bound[len(args) :]}
         )
         return call.noted(result, caches, before)
 
-    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
-    forward.__signature__ = inspect.Signature([inspect.Parameter(name, kind) for name in given])  # type: ignore[attr-defined]
-    object.__setattr__(module, "forward", forward)
+    parameters = [inspect.Parameter("traced", inspect.Parameter.POSITIONAL_ONLY)]
+    parameters += [inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in given]
+    forward.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    object.__setattr__(module, "forward", MethodType(forward, module))  # that of a copy is the copy's
     try:
         with _growing():
             yield call

@@ -22,14 +22,19 @@ from torch import nn
 from kernels_hub.compiler.errors import ImportFailure
 from kernels_hub.compiler.importers.known_code import is_of_model
 from kernels_hub.compiler.importers.outer_data import IDENTITY, names_of_code
-from kernels_hub.compiler.importers.remembered_tensors import are_of_module, has_remembered
+from kernels_hub.compiler.importers.remembered_tensors import (
+    REGISTRIES,
+    are_left_by_all,
+    are_of_module,
+    has_remembered,
+    has_tensors,
+    tables_of,
+)
 from kernels_hub.compiler.importers.tensor_facts import OF_ONE_CALL
 from kernels_hub.compiler.importers.torch_autograd import items_of
 
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
-
-_REGISTRIES = frozenset({"_parameters", "_buffers", "_modules"})
 
 
 @dataclass(frozen=True)
@@ -72,18 +77,20 @@ class Asking:
     @contextmanager
     def kept_attributes(self) -> Iterator[None]:
         """While it is open the module may be changed by its forward; then it is as it was, and `changed` says how."""
-        before = {path: _attributes(one) for path, one in self.module.named_modules()}
+        before = {
+            path: [_attributes(table) for table in tables_of(one)]
+            for path, one in self.module.named_modules()
+        }
         try:
             yield
         finally:
             self.changed = {}
             for path, one in self.module.named_modules():
-                if path in before:
-                    self._restore(path, one, before[path])
+                for table, was in zip(tables_of(one), before.get(path, ()), strict=False):
+                    self._restore(path, table, was)
 
-    def _restore(self, path: str, one: nn.Module, before: Mapping[str, _Attribute]) -> None:
-        table = one.__dict__
-        for name in [*before, *(name for name in table if name not in before and name not in _REGISTRIES)]:
+    def _restore(self, path: str, table: dict[str, object], before: Mapping[str, _Attribute]) -> None:
+        for name in [*before, *(name for name in table if name not in before and name not in REGISTRIES)]:
             was = before.get(name, _ABSENT)
             if was.holds(table.get(name, _NOTHING)):
                 continue
@@ -96,7 +103,8 @@ class Asking:
         modules = dict(self.module.named_modules())
         undo: list[tuple[dict[str, object], str, _Attribute]] = []
         for (path, name), left in self.changed.items():
-            table = modules[path].__dict__
+            attributes, buffers = tables_of(modules[path])
+            table = buffers if name in buffers else attributes
             undo.append((table, name, _Attribute.of(table.get(name, _NOTHING))))
             left.put(table, name)
         try:
@@ -141,8 +149,8 @@ _SCALARS = (bool, int, float, complex, str, bytes, torch.dtype, torch.device)
 _ABSENT = _Attribute(_NOTHING)
 
 
-def _attributes(module: nn.Module) -> dict[str, _Attribute]:
-    return {name: _Attribute.of(value) for name, value in vars(module).items() if name not in _REGISTRIES}
+def _attributes(table: Mapping[str, object]) -> dict[str, _Attribute]:
+    return {name: _Attribute.of(value) for name, value in table.items() if name not in REGISTRIES}
 
 
 def _are_same(items: _Items, others: object) -> bool:
@@ -169,7 +177,13 @@ def settled(
     if not asking.changed:
         return program
     names = [f"{path}.{name}" if path else name for path, name in asking.changed]
-    if has_remembered(left.value if left.items is None else left.items for left in asking.changed.values()):
+    found = [left.value if left.items is None else left.items for left in asking.changed.values()]
+    if has_tensors(found) and not are_left_by_all(asking.module, args, kwargs):
+        raise ImportFailure(
+            f"the forward leaves {', '.join(names[:3])} in its module, of which tensors depend on its arguments; a "
+            "program leaves the module as it was: return them, or compile its layers"
+        )
+    if has_remembered(found):
         is_same = are_of_module(asking.module, args, kwargs)
         asking.remembered = frozenset(asking.changed) if is_same else frozenset()
     else:

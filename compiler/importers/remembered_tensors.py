@@ -3,8 +3,8 @@
     if device not in self.cache:
         self.cache[device] = self.table[:, self.index]
 
-A trace begins without them, and a program computes them at each call. That gives what later calls of the module give
-where the tensors depend on the module alone. Whether they do, calls of a copy of the module tell.
+A trace begins without them, and a program computes them at each call and leaves none. That gives what later calls of
+the module give where the tensors depend on the module alone. Whether they do, calls of a copy of the module tell.
 """
 
 from __future__ import annotations
@@ -16,7 +16,14 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
+REGISTRIES = frozenset({"_parameters", "_buffers", "_modules"})
+"""Names of what a module holds beside attributes."""
 _Arguments = tuple[tuple[object, ...], dict[str, object]]
+
+
+def tables_of(module: nn.Module) -> tuple[dict[str, object], dict[str, object]]:
+    """Where a forward that assigns to `self` puts it: among the attributes, or among the buffers."""
+    return module.__dict__, module._buffers  # type: ignore[return-value]
 
 
 def has_remembered(left: Iterable[object]) -> bool:
@@ -28,6 +35,27 @@ def has_remembered(left: Iterable[object]) -> bool:
     tensors = [one for one in leaves if isinstance(one, torch.Tensor)]
     sizes = [size for tensor in tensors for size in tensor.shape]
     return bool(tensors) and not any(isinstance(one, torch.SymInt) for one in [*leaves, *sizes])
+
+
+def has_tensors(left: Iterable[object]) -> bool:
+    """Whether a tensor is among what a trace left in attributes."""
+    return any(isinstance(one, torch.Tensor) for one in pytree.tree_leaves([*left]))
+
+
+def are_left_by_all(module: nn.Module, args: tuple[object, ...], kwargs: Mapping[str, object]) -> bool:
+    """Whether a call leaves the same tensors in attributes as one of other arguments does; see `are_of_module`.
+
+    Others are what a later call goes on from, or what someone looks at: a program leaves them as they were.
+    """
+    other = _others((args, dict(kwargs)))
+    if other is None:
+        return False
+    try:
+        with torch.random.fork_rng(devices=[]):
+            these, those = (_left_by(module, arguments) for arguments in ((args, dict(kwargs)), other))
+    except Exception:  # noqa: BLE001  (whatever the module raises for arguments that its caller did not give)
+        return False
+    return these.keys() == those.keys() and all(_are_equal(one, those[place]) for place, one in these.items())
 
 
 def are_of_module(module: nn.Module, args: tuple[object, ...], kwargs: Mapping[str, object]) -> bool:
@@ -55,6 +83,29 @@ def _results(module: nn.Module, calls: Iterable[_Arguments]) -> list[object]:
     for arguments in calls:
         found = _called(copied, arguments)
     return pytree.tree_leaves(found)
+
+
+def _left_by(module: nn.Module, arguments: _Arguments) -> dict[tuple[str, str, int], object]:
+    """The tensors that a call of a copy of the module leaves in attributes: path, name, which of several -> tensor."""
+    copied = copy.deepcopy(module)
+    held = {
+        id(leaf)
+        for one in copied.modules()
+        for table in tables_of(one)
+        for name, value in table.items()
+        if name not in REGISTRIES
+        for leaf in pytree.tree_leaves(value)
+    }
+    _called(copied, arguments)
+    return {
+        (path, name, number): leaf
+        for path, one in copied.named_modules()
+        for table in tables_of(one)
+        for name, value in table.items()
+        if name not in REGISTRIES
+        for number, leaf in enumerate(pytree.tree_leaves(value))
+        if isinstance(leaf, torch.Tensor) and id(leaf) not in held
+    }
 
 
 def _called(module: nn.Module, arguments: _Arguments) -> object:

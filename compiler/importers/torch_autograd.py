@@ -12,6 +12,7 @@ Written for torch 2.11 to 2.15: the classes of `torch.autograd.grad_mode` call `
 from __future__ import annotations
 
 import functools
+import inspect
 import sys
 import threading
 from collections import OrderedDict
@@ -232,6 +233,7 @@ def _forward_noted(module: nn.Module, watcher: Watcher, modes: _Modes) -> Iterat
                 )
         return found
 
+    forward.__signature__ = inspect.signature(original)  # type: ignore[attr-defined]
     object.__setattr__(module, "forward", forward)
     try:
         yield

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import shutil
 from collections import OrderedDict
@@ -334,3 +335,34 @@ def test_a_graph_network_is_compiled_whole():
         edges[0, 3] = 40
         with pytest.raises(IndexError, match="out of"):
             model(x, edges, graphs, numbers)
+
+
+class Policy(nn.Module):
+    """Keeps its state between calls, in an attribute or in a buffer; `start` begins anew."""
+
+    def __init__(self, *, buffer: bool) -> None:
+        super().__init__()
+        self.seen, self.kept = nn.Linear(8, 8), nn.Linear(8, 8)
+        if buffer:
+            self.register_buffer("state", torch.zeros(2, 8))
+        else:
+            self.state = torch.zeros(2, 8)
+
+    def forward(self, x: Tensor, start: bool = False) -> Tensor:
+        before = torch.zeros(2, 8) if start else self.state
+        self.state = torch.tanh(self.seen(x) + self.kept(before))
+        return self.state * 2
+
+
+@pytest.mark.parametrize("buffer", [False, True])
+def test_a_state_that_a_model_keeps_goes_on_from_call_to_call(buffer: bool):
+    """A program leaves the module as it was; a call that begins anew would leave the state of an earlier one."""
+    torch.manual_seed(0)
+    model = Policy(buffer=buffer).eval()
+    reference = copy.deepcopy(model)
+    kernelize(model, mode=Mode.INFERENCE, wait=True)
+    with torch.inference_mode():
+        for call in range(8):
+            x, start = torch.randn(2, 8), call % 4 == 0
+            torch.testing.assert_close(model(x, start=start), reference(x, start=start))
+            torch.testing.assert_close(model.state, reference.state)

@@ -161,9 +161,51 @@ def test_what_a_forward_remembers_of_its_module_is_computed_at_each_call():
 )
 def test_what_a_forward_remembers_of_a_call_is_refused(bias: Callable[..., torch.Tensor]):
     model = Remembering(bias)
-    with pytest.raises(ImportFailure, match="the forward changes cache of its module"):
+    with pytest.raises(ImportFailure, match="the forward leaves cache in its module"):
         compile((model, (X,)), "cpu")
     assert model.cache == {}
+
+
+class Stateful(nn.Module):
+    """A cell that keeps its state, in an attribute or in a buffer, and starts anew where it is told to."""
+
+    def __init__(self, *, buffer: bool, anew: bool) -> None:
+        super().__init__()
+        self.anew, self.layer = anew, nn.Linear(4, 4)
+        if buffer:
+            self.register_buffer("state", torch.zeros(4, 4))
+        else:
+            self.state = torch.zeros(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        before = torch.zeros(4, 4) if self.anew else self.state
+        self.state = torch.tanh(self.layer(x) + before)
+        return self.state * 2
+
+
+@pytest.mark.parametrize("buffer", [False, True])
+@pytest.mark.parametrize("anew", [False, True])
+def test_a_state_that_a_forward_leaves_in_its_module_is_refused(buffer: bool, anew: bool):
+    """Also by a call whose result is that of a first one: what a later call goes on from would not be there."""
+    model = Stateful(buffer=buffer, anew=anew).eval()
+    state = model.state
+    with pytest.raises(ImportFailure, match="the forward leaves state in its module"):
+        compile((model, (X,)), "cpu")
+    assert model.state is state and torch.equal(state, torch.zeros(4, 4))
+
+
+def test_a_tensor_that_a_forward_shows_is_refused():
+    class Showing(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer, self.weights = nn.Linear(4, 4), None
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.weights = self.layer(x).softmax(-1)
+            return self.weights @ x
+
+    with pytest.raises(ImportFailure, match="the forward leaves weights in its module"):
+        compile((Showing().eval(), (X,)), "cpu")
 
 
 class Writing(Remembering):
