@@ -85,26 +85,25 @@ def _results(module: nn.Module, calls: Iterable[_Arguments]) -> list[object]:
     return pytree.tree_leaves(found)
 
 
-def _left_by(module: nn.Module, arguments: _Arguments) -> dict[tuple[str, str, int], object]:
-    """The tensors that a call of a copy of the module leaves in attributes: path, name, which of several -> tensor."""
+def _left_by(module: nn.Module, arguments: _Arguments) -> dict[tuple[str, str, int], torch.Tensor]:
+    """The tensors that a call of a copy of the module leaves in it, where none of its own stood."""
     copied = copy.deepcopy(module)
-    held = {
-        id(leaf)
-        for one in copied.modules()
-        for table in tables_of(one)
-        for name, value in table.items()
-        if name not in REGISTRIES
-        for leaf in pytree.tree_leaves(value)
-    }
+    before = _tensors_of(copied)  # held: none of what a call makes has the id of what it replaced
+    held = {id(leaf) for leaf in before.values()}
     _called(copied, arguments)
+    return {place: leaf for place, leaf in _tensors_of(copied).items() if id(leaf) not in held}
+
+
+def _tensors_of(module: nn.Module) -> dict[tuple[str, str, int], torch.Tensor]:
+    """The tensors in attributes and buffers, by path, name, and which of several."""
     return {
         (path, name, number): leaf
-        for path, one in copied.named_modules()
+        for path, one in module.named_modules()
         for table in tables_of(one)
         for name, value in table.items()
         if name not in REGISTRIES
         for number, leaf in enumerate(pytree.tree_leaves(value))
-        if isinstance(leaf, torch.Tensor) and id(leaf) not in held
+        if isinstance(leaf, torch.Tensor)
     }
 
 
