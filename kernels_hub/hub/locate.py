@@ -138,7 +138,7 @@ def _locate_offline(request: Request, places: list[RepositoryCache]) -> tuple[Re
         if here := _in_cache(request.wanted, cache):
             return cache, here
     raise OfflineError(
-        f"{request} is not available offline: HF_HUB_OFFLINE is set and {places[0].root} does not hold it; "
+        f"{request} is not available offline: HF_HUB_OFFLINE is set and {places[0].root} has no local snapshot of it; "
         f"fetch it once online (kernels-hub download {request.repo_id}), bring it in a bundle, "
         f"or set LOCAL_KERNELS={request.repo_id}=/path/to/repository"
     )

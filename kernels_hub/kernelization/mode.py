@@ -11,7 +11,7 @@ from kernels_hub.errors import ModeError
 class Mode(Flag):
     """How a kernelized model will be used, or what a kernel was registered for.
 
-    `INFERENCE` and `TRAINING` exclude each other; each may be combined with `TORCH_COMPILE`.
+    `INFERENCE` and `TRAINING` are mutually exclusive; each may be combined with `TORCH_COMPILE`.
     `FALLBACK` stands alone: in a mapping it is the kernel used when no other mode matches.
     A set that cannot exist raises ModeError, whichever operator or call builds it.
 
@@ -33,7 +33,7 @@ class Mode(Flag):
                 raise ModeError(f"{value} is no set of modes: these are numbers up to 15")
             if value & 6 == 6:
                 raise ModeError(
-                    "Mode.INFERENCE and Mode.TRAINING exclude each other: "
+                    "Mode.INFERENCE and Mode.TRAINING are mutually exclusive: "
                     "use Mode.TRAINING for a model that does both, it serves inference too"
                 )
             if value & 1 and value != 1:
@@ -71,9 +71,13 @@ def check_kernelize_mode(mode: object) -> Mode:
     if not isinstance(mode, Mode):
         raise TypeError(f"mode must be a kernels_hub.Mode, got {mode!r}; for example Mode.INFERENCE")
     if mode not in FALLBACK_CHAIN:
+        problem = (
+            "Mode.FALLBACK can only be used to register kernel mappings: ask for"
+            if mode is Mode.FALLBACK
+            else f"kernelize's mode must contain what the model is for, got {mode!r}: ask for"
+        )
         raise ModeError(
-            f"kernelize cannot serve {mode!r}: ask for Mode.INFERENCE or Mode.TRAINING, "
-            "each with or without | Mode.TORCH_COMPILE (Mode.FALLBACK only registers kernels)"
+            f"{problem} Mode.INFERENCE or Mode.TRAINING, each with or without | Mode.TORCH_COMPILE"
         )
     return mode
 

@@ -112,8 +112,8 @@ def use_kernelized_func(*functions: Callable[..., Any]) -> Callable[[type[T]], t
     for function in listed:
         if getattr(function, NAME_ATTRIBUTE, None) is None:
             raise MappingError(
-                f"{getattr(function, '__name__', function)!r} has no tag: "
-                "decorate it with @use_kernel_forward_from_hub(name) first"
+                f"Function `{getattr(function, '__name__', function)}` is not decorated: "
+                "tag it with @use_kernel_forward_from_hub(name) first"
             )
 
     def decorate(cls: type[T]) -> type[T]:

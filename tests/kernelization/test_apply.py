@@ -469,7 +469,7 @@ def test_a_function_kernel_with_another_signature_is_refused(make_repository: Ma
 def test_tagging_needs_a_class_or_function() -> None:
     with pytest.raises(TypeError, match="tags nn.Module classes and functions"):
         use_kernel_forward_from_hub("L")(3)
-    with pytest.raises(MappingError, match="has no tag"):
+    with pytest.raises(MappingError, match="is not decorated"):
         use_kernelized_func(lambda x: x)
 
 
