@@ -52,10 +52,10 @@ void direct_pack(const ConvShape& shape, float* packed, At&& at) {
   }
 }
 
-// to[p * kDirectApart] = the pixels' sums over taps and channels of a group.
+// to[p * kDirectApart] = [to +] the pixels' sums over taps and channels of a group.
 template <int64_t Vectors, class Address>
 KH_INLINE void direct_kernel(int64_t taps, int64_t channels, const Address& address, int64_t channel,
-                             const float* weight, float* to) {
+                             const float* weight, float* to, bool accumulate) {
   vfloat c[kDirectPixels][Vectors] = {};
   for (int64_t tap = 0; tap < taps; ++tap) {
     const float* x[kDirectPixels];
@@ -76,7 +76,28 @@ KH_INLINE void direct_kernel(int64_t taps, int64_t channels, const Address& addr
   KH_UNROLL(8)
   for (int64_t p = 0; p < kDirectPixels; ++p) {
     KH_UNROLL(4)
-    for (int64_t v = 0; v < Vectors; ++v) store(to + p * kDirectApart + v * kLanes, c[p][v]);
+    for (int64_t v = 0; v < Vectors; ++v) {
+      float* const at = to + p * kDirectApart + v * kLanes;
+      store(at, accumulate ? load(at) + c[p][v] : c[p][v]);
+    }
+  }
+}
+
+// The same, however deep: sums of about kChain products are added up, as in gemm.h.
+template <int64_t Vectors, class Address>
+KH_INLINE void direct_sums(int64_t taps, int64_t channels, const Address& address, int64_t channel, const float* weight,
+                           float* to) {
+  const bool once = taps * channels <= 2 * kChain;
+  const int64_t taps_at_once = once ? taps : std::max<int64_t>(1, kChain / channels);
+  const int64_t channels_at_once = once || taps_at_once > 1 ? channels : kChain;
+  for (int64_t tap = 0; tap < taps; tap += taps_at_once) {
+    const int64_t some = std::min(taps_at_once, taps - tap);
+    for (int64_t i = 0; i < channels; i += channels_at_once) {
+      const int64_t count = std::min(channels_at_once, channels - i);
+      direct_kernel<Vectors>(
+          some, count, [&](int64_t p, int64_t at) { return address(p, tap + at); }, channel + i, weight, to, tap + i > 0);
+      weight += some * count * Vectors * kLanes;
+    }
   }
 }
 
@@ -93,9 +114,9 @@ void conv_direct(const ConvShape& shape, const Pixels& x, const float* packed, E
         const float* const weight = packed + unit * size;
         if constexpr (std::is_same_v<std::remove_cvref_t<decltype(address)>, EvenTaps>) {
           const auto line = [&](int64_t p, int64_t at) { return address(p, at * in_line); };
-          if (adjacent) return direct_kernel<Vectors>(shape.taps() / in_line, in_line * channels, line, 0, weight, to);
+          if (adjacent) return direct_sums<Vectors>(shape.taps() / in_line, in_line * channels, line, 0, weight, to);
         }
-        direct_kernel<Vectors>(shape.taps(), channels, address, unit / parts.parts * channels, weight, to);
+        direct_sums<Vectors>(shape.taps(), channels, address, unit / parts.parts * channels, weight, to);
       };
       for (int64_t unit = 0; unit < parts.units;) {
         const int64_t first = parts.first(unit);

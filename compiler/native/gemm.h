@@ -44,6 +44,7 @@ inline constexpr int64_t kFewBlocks = 10;
 inline constexpr int64_t kGroup = 4 * kPanel;  // columns that go to the epilogue at once, at most
 inline constexpr int64_t kLine = 16;           // a is kept in lines of so many k
 inline constexpr int64_t kDepth = 768;         // k of a pass: the part of a panel that is reused
+inline constexpr int64_t kChain = 256;         // products that are added to each other before their sum is to a tile
 inline constexpr int64_t kAlone = 64 * 1024;  // multiplications that do not repay waking the threads
 
 // -- the kernel -------------------------------------------------------------------------------------------
@@ -57,43 +58,47 @@ struct Floats {
   KH_INLINE static void add(vfloat& sum, const float& a, vfloat b) { sum += a * b; }
 };
 
-// tile = [tile +] a (Rows, depth) @ b (depth, Vectors * kLanes); the tile's rows are `stride` floats apart.
+// tile = [tile +] a (Rows, depth) @ b (depth, Vectors * kLanes); the tile's rows are `stride` floats apart. Sums of kChain
+// products are added up, not products one by one: the rounding errors of a sum grow with the root of how many it adds.
 template <class Elements, int Rows, int Vectors>
 [[gnu::noinline]] void kernel(int64_t depth, const float* a, const float* b, float* tile, int64_t stride,
                               bool accumulate) {
   constexpr int64_t width = Vectors * kLanes;
-  vfloat c[Rows][Vectors];
-  KH_UNROLL(16)
-  for (int r = 0; r < Rows; ++r) {
-    KH_UNROLL(2)
-    for (int v = 0; v < Vectors; ++v) c[r][v] = accumulate ? load(tile + r * stride + v * kLanes) : vfloat{};
-  }
-  const auto step = [&](const float* a_k, int64_t b_k) __attribute__((always_inline)) {
-    vfloat right[Vectors];
-    KH_UNROLL(2)
-    for (int v = 0; v < Vectors; ++v) right[v] = Elements::right(b, b_k + v * kLanes);
+  do {
+    vfloat c[Rows][Vectors] = {};
+    const auto step = [&](const float* a_k, int64_t b_k) __attribute__((always_inline)) {
+      vfloat right[Vectors];
+      KH_UNROLL(2)
+      for (int v = 0; v < Vectors; ++v) right[v] = Elements::right(b, b_k + v * kLanes);
+      KH_UNROLL(16)
+      for (int r = 0; r < Rows; ++r) {
+        KH_UNROLL(2)
+        for (int v = 0; v < Vectors; ++v) Elements::add(c[r][v], a_k[r * kLine], right[v]);
+      }
+    };
+    int64_t run = std::min(depth, kChain);
+    depth -= run;
+    for (; run >= kLine; run -= kLine) {
+      KH_UNROLL(1)
+      for (int k = 0; k < kLine / 4; ++k, a += 4, b += 4 * width / (Elements::kHalved ? 2 : 1)) {
+        step(a, 0);
+        step(a + 1, width);
+        step(a + 2, 2 * width);
+        step(a + 3, 3 * width);
+      }
+      a += (Rows - 1) * kLine;
+    }
+    for (int64_t k = 0; k < run; ++k) step(a + k, k * width);
     KH_UNROLL(16)
     for (int r = 0; r < Rows; ++r) {
       KH_UNROLL(2)
-      for (int v = 0; v < Vectors; ++v) Elements::add(c[r][v], a_k[r * kLine], right[v]);
+      for (int v = 0; v < Vectors; ++v) {
+        float* const to = tile + r * stride + v * kLanes;
+        store(to, accumulate ? load(to) + c[r][v] : c[r][v]);
+      }
     }
-  };
-  for (; depth >= kLine; depth -= kLine) {
-    KH_UNROLL(1)
-    for (int k = 0; k < kLine / 4; ++k, a += 4, b += 4 * width / (Elements::kHalved ? 2 : 1)) {
-      step(a, 0);
-      step(a + 1, width);
-      step(a + 2, 2 * width);
-      step(a + 3, 3 * width);
-    }
-    a += (Rows - 1) * kLine;
-  }
-  for (int64_t k = 0; k < depth; ++k) step(a + k, k * width);
-  KH_UNROLL(16)
-  for (int r = 0; r < Rows; ++r) {
-    KH_UNROLL(2)
-    for (int v = 0; v < Vectors; ++v) store(tile + r * stride + v * kLanes, c[r][v]);
-  }
+    accumulate = true;
+  } while (depth > 0);
 }
 
 using Kernel = void (*)(int64_t, const float*, const float*, float*, int64_t, bool);

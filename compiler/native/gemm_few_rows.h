@@ -21,23 +21,31 @@ inline constexpr int64_t kColumnsAtOnce = 16 * kLanes;                // of a ta
 template <int Rows, int Vectors>
 void few_rows_across(int64_t k, const float* a, int64_t stride_m, int64_t stride_k, const float* b, int64_t b_stride_k,
                      float* sums, int64_t stride, int64_t last = (Vectors - 1) * kLanes) {
-  vfloat acc[Rows][Vectors] = {};
-  for (int64_t at = 0; at < k; ++at) {
-    const float* const row = b + at * b_stride_k;
-    vfloat right[Vectors];
-    KH_UNROLL(16)
-    for (int v = 0; v < Vectors; ++v) right[v] = load(row + (v + 1 < Vectors ? v * kLanes : last));
+  const auto column = [last](int v) { return v + 1 < Vectors ? v * kLanes : last; };
+  for (int64_t begin = 0; begin < k; begin += kChain) {
+    const int64_t end = std::min(k, begin + kChain);
+    vfloat acc[Rows][Vectors] = {};
+    for (int64_t at = begin; at < end; ++at) {
+      const float* const row = b + at * b_stride_k;
+      vfloat right[Vectors];
+      KH_UNROLL(16)
+      for (int v = 0; v < Vectors; ++v) right[v] = load(row + column(v));
+      KH_UNROLL(4)
+      for (int r = 0; r < Rows; ++r) {
+        const float left = a[r * stride_m + at * stride_k];
+        KH_UNROLL(16)
+        for (int v = 0; v < Vectors; ++v) acc[r][v] += left * right[v];
+      }
+    }
     KH_UNROLL(4)
     for (int r = 0; r < Rows; ++r) {
-      const float left = a[r * stride_m + at * stride_k];
+      if (begin > 0) {  // all are read before one is written: the last two may share columns
+        KH_UNROLL(16)
+        for (int v = 0; v < Vectors; ++v) acc[r][v] += load(sums + r * stride + column(v));
+      }
       KH_UNROLL(16)
-      for (int v = 0; v < Vectors; ++v) acc[r][v] += left * right[v];
+      for (int v = 0; v < Vectors; ++v) store(sums + r * stride + column(v), acc[r][v]);
     }
-  }
-  KH_UNROLL(4)
-  for (int r = 0; r < Rows; ++r) {
-    KH_UNROLL(16)
-    for (int v = 0; v < Vectors; ++v) store(sums + r * stride + (v + 1 < Vectors ? v * kLanes : last), acc[r][v]);
   }
 }
 
@@ -68,15 +76,23 @@ void few_rows_along(int64_t k, const float* a, int64_t stride_m, const float* b,
                     int64_t stride) {
   vfloat acc[Rows][Columns] = {};
   int64_t at = 0;
-  for (; at + kLanes <= k; at += kLanes) {
-    vfloat left[Rows];
-    KH_UNROLL(4)
-    for (int r = 0; r < Rows; ++r) left[r] = load(a + r * stride_m + at);
+  while (at + kLanes <= k) {
+    vfloat chain[Rows][Columns] = {};
+    for (const int64_t end = std::min(k, at + kChain * kLanes); at + kLanes <= end; at += kLanes) {
+      vfloat left[Rows];
+      KH_UNROLL(4)
+      for (int r = 0; r < Rows; ++r) left[r] = load(a + r * stride_m + at);
+      KH_UNROLL(16)
+      for (int c = 0; c < Columns; ++c) {
+        const vfloat right = load(b + c * b_stride_n + at);
+        KH_UNROLL(4)
+        for (int r = 0; r < Rows; ++r) chain[r][c] += left[r] * right;
+      }
+    }
     KH_UNROLL(16)
     for (int c = 0; c < Columns; ++c) {
-      const vfloat right = load(b + c * b_stride_n + at);
       KH_UNROLL(4)
-      for (int r = 0; r < Rows; ++r) acc[r][c] += left[r] * right;
+      for (int r = 0; r < Rows; ++r) acc[r][c] += chain[r][c];
     }
   }
   if (at < k) {  // the last vector, of which the lanes that are done already count as 0

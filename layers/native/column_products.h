@@ -1,5 +1,5 @@
 // Products of a few rows with weights that lie transposed, (in, out): rows of the weight are added up, each times an
-// element of an operand, for a block of columns whose sums stay in registers. Sums are float32.
+// element of an operand, for a block of columns whose sums stay in registers. Sums are float32, of kDepth rows each.
 //
 // A few rows of the weight are taken for all blocks of a task's columns before the next ones, so that a page of the
 // weight is read at once; the rows that come next, a row of the whole weight apart, are fetched ahead.
@@ -21,9 +21,7 @@ constexpr int64_t kDepth = 32;  // rows of the weight that are taken together
 template <class W, int64_t count>
 __attribute__((noinline)) void column_block(const float* const* x, const W* w, int64_t row, int64_t begin, int64_t end,
                                             int64_t depth, float* out, int64_t stride) {
-  float sums[count][kLanes];
-  for (int64_t t = 0; t < count; ++t)
-    for (int64_t c = 0; c < kLanes; ++c) sums[t][c] = begin == 0 ? 0.0f : out[t * stride + c];
+  float sums[count][kLanes] = {};
   const int64_t ahead = begin + 2 * kDepth <= depth ? kDepth * row : 0;
   for (int64_t k = begin; k < end; ++k) {
     const W* from = w + k * row;
@@ -39,7 +37,7 @@ __attribute__((noinline)) void column_block(const float* const* x, const W* w, i
     }
   }
   for (int64_t t = 0; t < count; ++t)
-    for (int64_t c = 0; c < kLanes; ++c) out[t * stride + c] = sums[t][c];
+    for (int64_t c = 0; c < kLanes; ++c) out[t * stride + c] = begin == 0 ? sums[t][c] : out[t * stride + c] + sums[t][c];
 }
 
 // out[t * stride + c] = sum over k of x[t][k] w[k * row + c], for `count` operands, 1 to 4, and `columns` columns.
@@ -60,9 +58,13 @@ inline void column_product(const float* const* x, int64_t count, const W* w, int
   }
   for (int64_t c = whole; c < columns; ++c)
     for (int64_t t = 0; t < count; ++t) {
-      float sum = 0.0f;
-      for (int64_t k = 0; k < depth; ++k) sum += x[t][k] * load(w[k * row + c]);
-      out[t * stride + c] = sum;
+      float total = 0.0f;
+      for (int64_t begin = 0; begin < depth; begin += kDepth) {
+        float sum = 0.0f;
+        for (int64_t k = begin; k < depth && k < begin + kDepth; ++k) sum += x[t][k] * load(w[k * row + c]);
+        total += sum;
+      }
+      out[t * stride + c] = total;
     }
 }
 

@@ -127,6 +127,12 @@ def test_sizes(library, threads):
     assert served > 600
 
 
+@pytest.mark.parametrize("k", [255, 256, 257, 512, 600, 4095, 4096, 4097, 4112, 8200])
+def test_depths_around_those_that_are_summed_apart(library, k):
+    for rows, columns, turned in ((1, 17, False), (3, 33, False), (8, 40, False), (1, 1, True), (4, 7, True)):
+        assert check(library, rows, columns, k, False, turned)
+
+
 @given(
     st.integers(1, 40), st.integers(1, 600), st.integers(0, 300), st.booleans(), st.booleans(),
     st.booleans(), st.integers(0, 99),
