@@ -134,7 +134,8 @@ class _Work:
         settings = Settings(device, only, options.heuristic, options.max_shapes, options.cache)
         weights = self._weights(placeholders) if kind == "inference" and options.weights != "inputs" else {}
         aten = self._imported(module, weights, kind)
-        return CompiledGraph(aten, settings, weights, follow=options.weights == "followed")
+        original = eager(module)
+        return CompiledGraph(aten, settings, weights, original, follow=options.weights == "followed")
 
     def _imported(self, module: GraphModule, weights: Mapping[int, torch.Tensor], kind: str) -> AtenGraph:
         """The graph; sizes that have to be equal are, once Dynamo checks that at each call."""

@@ -9,9 +9,10 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from kernels_hub.compiler.dynamo.fallback import Argument
+from kernels_hub.compiler.dynamo.fallback import Argument, Boxed
 from kernels_hub.compiler.errors import CompilerError
 from kernels_hub.compiler.executable import Executable
+from kernels_hub.compiler.importers.further_arguments import numbers
 from kernels_hub.compiler.importers.torch_aten import AtenGraph, Result
 from kernels_hub.compiler.plan.followed_weights import Followed, frozen
 from kernels_hub.compiler.plan.selection import untold_symbols
@@ -31,11 +32,18 @@ class CompiledGraph:
     """Called as AOTAutograd calls what compilers give: with a list of arguments, which is emptied.
 
     Weights are those of the arguments: another tensor in the place of one, or one that was written to, makes the
-    graph anew, as `compile(weights="followed")` says.
+    graph anew, as `compile(weights="followed")` says. What an assertion on data does not hold for is left to the
+    original, which raises what PyTorch raises.
     """
 
     def __init__(
-        self, aten: AtenGraph, settings: Settings, weights: Mapping[int, torch.Tensor], *, follow: bool
+        self,
+        aten: AtenGraph,
+        settings: Settings,
+        weights: Mapping[int, torch.Tensor],
+        original: Boxed,
+        *,
+        follow: bool,
     ) -> None:
         self._boxed_call = True  # of the instance: what wraps it copies its attributes
         graph = aten.graph
@@ -61,6 +69,7 @@ class CompiledGraph:
         self._inputs = _taker(aten.inputs)
         self._results = tuple(aten.results)
         self._single = len(aten.graph.outputs) == 1
+        self._asserts, self._original = aten.asserts, original
         self._plain = [result.output for result in self._results] == list(
             range(len(aten.graph.outputs))
         ) and all(result.is_plain for result in self._results)
@@ -71,12 +80,16 @@ class CompiledGraph:
         for place, name in self._weights:
             if held[name] is not args[place]:
                 held[name] = args[place]
+        sizes = {name: _size(args[place], axis) for name, (place, axis) in self._sizes.items()}
         if self._further:
-            sizes = {name: _size(args[place], axis) for name, (place, axis) in self._sizes.items()}
             args.extend([one.tensor(sizes) for one in self._further])
         found = self.run(*self._inputs(args))
         outputs = (found,) if self._single else found
-        results = outputs if self._plain else [_result(result, outputs, args) for result in self._results]
+        if self._asserts and not outputs[-1]:
+            return self._original(args[: len(args) - len(self._further)])
+        results = (
+            outputs if self._plain else [_result(result, outputs, args, sizes) for result in self._results]
+        )
         args.clear()
         return results
 
@@ -98,20 +111,18 @@ def _taker(places: Sequence[int]) -> Callable[[list[Argument]], tuple[Argument, 
     return itemgetter(*places)
 
 
-def _result(of: Result, outputs: Sequence[torch.Tensor], args: Sequence[Argument]) -> Argument:
-    """A result, of the outputs of a call and its arguments."""
+def _result(
+    of: Result, outputs: Sequence[torch.Tensor], args: Sequence[Argument], sizes: Mapping[str, int]
+) -> Argument:
+    """A result, of the outputs of a call and its arguments. sizes: of the symbols that results need."""
     if of.output is None and of.argument is None:
         return None if of.literal is None else cast("int", of.literal)
     found: Any = args[of.argument] if of.argument is not None else outputs[of.output or 0]
     if of.is_size:
         return int(found)
     if of.layout is not None:
-        start = found.storage_offset() if of.argument is None else 0
-        view: torch.Tensor = found.detach().as_strided(
-            of.layout.size, of.layout.stride, start + of.layout.offset
-        )
-        return view
+        return of.layout.view(found, sizes)
     tensor: torch.Tensor = found
     if of.axes is not None:
         tensor = tensor.permute(of.axes)
-    return tensor if of.expanded is None else tensor.expand(of.expanded)
+    return tensor if of.expanded is None else tensor.expand(numbers(of.expanded, sizes))

@@ -17,29 +17,40 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class _Size:
+class CallSize:
     """A size that a call tells."""
 
     dim: Dim
 
     def of(self, sizes: Mapping[str, int]) -> int:
+        """The number. sizes: of all symbols."""
         return number(self.dim, sizes)
+
+
+Size = int | CallSize
+
+
+def told_at_calls(dim: Dim) -> Size:
+    """A dim as a number, or as what a call tells."""
+    return dim if isinstance(dim, int) else CallSize(dim)
+
+
+def numbers(sizes: Sequence[Size], told: Mapping[str, int]) -> tuple[int, ...]:
+    """Sizes of one call. told: of all symbols."""
+    return tuple(one if isinstance(one, int) else one.of(told) for one in sizes)
 
 
 @dataclass(frozen=True)
 class _Like:
     """A tensor of which only this matters."""
 
-    shape: tuple[int | _Size, ...]
-    strides: tuple[int | _Size, ...]
+    shape: tuple[Size, ...]
+    strides: tuple[Size, ...]
     dtype: torch.dtype
     device: torch.device
 
     def of(self, sizes: Mapping[str, int]) -> torch.Tensor:
-        shape, strides = (
-            [one if isinstance(one, int) else one.of(sizes) for one in of]
-            for of in (self.shape, self.strides)
-        )
+        shape, strides = numbers(self.shape, sizes), numbers(self.strides, sizes)
         return torch.empty_strided(shape, strides, dtype=self.dtype, device=self.device)
 
 
@@ -57,9 +68,8 @@ class FurtherArgument:
     def in_dims(self, dim: Callable[[object], Dim]) -> FurtherArgument:
         """With sizes that a call tells for nodes and their sizes. dim: gives the dim of one of PyTorch's sizes."""
 
-        def size(one: int | torch.SymInt) -> int | _Size:
-            found = one if isinstance(one, int) else dim(one)
-            return found if isinstance(found, int) else _Size(found)
+        def size(one: int | torch.SymInt) -> Size:
+            return told_at_calls(one if isinstance(one, int) else dim(one))
 
         def told(one: object) -> object:
             value = one.meta["val"] if isinstance(one, torch.fx.Node) else one
@@ -72,7 +82,7 @@ class FurtherArgument:
 
     def tensor(self, sizes: Mapping[str, int]) -> torch.Tensor:
         """The argument of one run. sizes: of all symbols."""
-        made = self._with(lambda one: one.of(sizes) if isinstance(one, (_Size, _Like)) else one)
+        made = self._with(lambda one: one.of(sizes) if isinstance(one, (CallSize, _Like)) else one)
         return made.operator(*made.args, **made.kwargs)
 
     def _with(self, told: Callable[[object], object]) -> FurtherArgument:

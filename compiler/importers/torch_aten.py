@@ -8,22 +8,28 @@ graph. Results keep the strides and the aliasing that the ATen graph gives them:
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from kernels_hub.compiler.errors import CompilerError
+from kernels_hub.compiler.importers.aten_ops import UnsupportedArgumentsError
 from kernels_hub.compiler.importers.aten_ops.complex import Complex, whole
 from kernels_hub.compiler.importers.further_arguments import (
+    CallSize,
     FurtherArgument,
+    Size,
     lengths,
+    numbers,
     of_length,
     sizes_of,
+    told_at_calls,
 )
 from kernels_hub.compiler.importers.random_numbers import draws, take_out
 from kernels_hub.compiler.importers.torch_direct import is_size
 from kernels_hub.compiler.importers.torch_importer import Importer, Notes
+from kernels_hub.compiler.ir.dims import dim_symbols
 from kernels_hub.compiler.ir.graph import Graph, Value
 from kernels_hub.compiler.ir.types import BOOL
 
@@ -36,11 +42,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class StridedLayout:
-    """Sizes, strides and offset of a result in the memory of another tensor."""
+    """Sizes and strides of a result in the memory of another tensor, and how far behind where that begins."""
 
-    size: tuple[int, ...]
-    stride: tuple[int, ...]
-    offset: int
+    size: tuple[Size, ...]
+    stride: tuple[Size, ...]
+    offset: Size
+
+    def view(self, tensor: torch.Tensor, told: Mapping[str, int]) -> torch.Tensor:
+        """The result, of the tensor that it lies in. told: sizes of a call."""
+        (offset,) = numbers((self.offset,), told)
+        start = tensor.storage_offset() + offset
+        return tensor.detach().as_strided(numbers(self.size, told), numbers(self.stride, told), start)
 
 
 @dataclass(frozen=True)
@@ -49,13 +61,14 @@ class Result:
 
     axes: the permutation that gives the output the axes of the result. expanded: the shape that it is broadcast to,
     -1 where it stays. layout: how it lies in the output, or in the argument. is_size: the output becomes an int.
+    What a call tells of shapes is a `CallSize`.
     """
 
     output: int | None = None
     argument: int | None = None
     literal: object = None
     axes: tuple[int, ...] | None = None
-    expanded: tuple[int, ...] | None = None
+    expanded: tuple[Size, ...] | None = None
     layout: StridedLayout | None = None
     is_size: bool = False
 
@@ -64,6 +77,12 @@ class Result:
         """Whether it is an output as it is."""
         return self == Result(output=self.output)
 
+    @property
+    def told(self) -> Iterator[CallSize]:
+        """The sizes that a call tells."""
+        layout = () if self.layout is None else (*self.layout.size, *self.layout.stride, self.layout.offset)
+        return (one for one in (*layout, *(self.expanded or ())) if isinstance(one, CallSize))
+
 
 @dataclass(frozen=True)
 class AtenGraph:
@@ -71,7 +90,8 @@ class AtenGraph:
 
     inputs: the argument that each input of the graph is. weights: name of a parameter -> the argument that it was.
     further: arguments behind those of the ATen graph: random numbers, and what tells numbers by its length. sizes: name
-    of a symbol that they need -> the argument that tells it, and which axis; None where it is the argument.
+    of a symbol that they or results need -> the argument that tells it, and which axis; None where it is the argument.
+    asserts: the last output of the graph tells whether assertions on data hold.
     """
 
     graph: Graph
@@ -80,6 +100,7 @@ class AtenGraph:
     results: tuple[Result, ...]
     further: tuple[FurtherArgument, ...] = ()
     sizes: Mapping[str, tuple[int, int | None]] = field(default_factory=dict)
+    asserts: bool = False
 
 
 @dataclass(frozen=True)
@@ -138,17 +159,20 @@ def import_aten(
     lengths_of = {node: f"length_of_{node.name}" for node in telling}
     places |= {length: count + index for index, length in enumerate(lengths_of.values())}
     work = _Importer(
-        Graph(name), program, "refuse", Notes({}, ""), aliases=aliases, places=places, lengths=lengths_of
-    )
+        Graph(name), program, "refuse", Notes({}, ""),
+        tells_assertions=True, aliases=aliases, places=places, lengths=lengths_of,
+    )  # fmt: skip
     work.run([node.name for index, node in enumerate(placeholders[:count]) if index not in weights], {})
     graph = work.graph
+    needs_sizes = bool(making) or any(any(one.told) for one in work.results)
     return AtenGraph(
         graph,
         tuple(places[one] for one in graph.inputs),
         {one: places[one] for one in state if one in graph.weights},
         tuple(work.results),
         tuple(one.in_dims(work.sizes.dim) for one in making),
-        sizes_of(placeholders[:given]) if making else {},
+        sizes_of(placeholders[:given]) if needs_sizes else {},
+        asserts=work.holds is not None,
     )
 
 
@@ -247,31 +271,61 @@ class _Importer(Importer):
         if is_size(example):
             return Result(output=self._emit(self.graph.size(self.sizes.dim(example))), is_size=True)
         owner = None if shared is None else shared.owner(node)
-        layout = None if owner is None else _layout(node)
-        if owner is not None and example is not None and owner.meta["val"].dtype is not example.dtype:
-            self.problems.append(f"{node.name}: it shares memory with a tensor of another dtype")
-            return Result()
-        if owner is not None and owner.name not in self.places and (layout is None or not _is_whole(owner)):
-            self.problems.append(
-                f"{node.name}: it shares memory with another result, and its sizes are symbols, or that memory is no "
-                "contiguous tensor"
-            )
-        elif owner is not None and layout is not None:
-            if owner.name in self.places:
-                return Result(argument=self.places[owner.name], layout=layout)
-            if owner not in self.owners:
-                self.owners[owner] = self._emit(self.env[owner])
-            return Result(output=self.owners[owner], layout=None if owner is node else layout)
+        if owner is not None and example is not None:
+            try:
+                return self._shared_result(node, owner, example)
+            except UnsupportedArgumentsError as error:
+                self.problems.append(f"{node.name}: {error}")
+                return Result()
         value = whole(self.env[node])
-        return (
-            self._laid_out(value, example) if isinstance(value, Value) and example is not None else Result()
+        if not isinstance(value, Value) or example is None:
+            self._lost(node.name)
+            return Result()
+        try:
+            return self._laid_out(value, example)
+        except UnsupportedArgumentsError as error:
+            self.problems.append(f"{node.name}: {error}")
+            return Result()
+
+    def _shared_result(self, node: Node, owner: Node, example: torch.Tensor) -> Result:
+        """A result in the memory of an argument, or of another result.
+
+        Raises UnsupportedArgumentsError where it cannot be told how it lies there.
+        """
+        base = owner.meta["val"]
+        if base.dtype is not example.dtype:
+            raise UnsupportedArgumentsError("it shares memory with a tensor of another dtype")
+        if owner.name not in self.places and not _is_whole(owner):
+            raise UnsupportedArgumentsError(
+                "it shares memory with another result, and that memory is no contiguous tensor"
+            )
+        layout = StridedLayout(
+            tuple(map(self._at_calls, example.shape)),
+            tuple(map(self._at_calls, example.stride())),
+            self._at_calls(example.storage_offset() - base.storage_offset()),
         )
+        if owner.name in self.places:
+            return Result(argument=self.places[owner.name], layout=layout)
+        if owner not in self.owners:
+            self.owners[owner] = self._emit(self.env[owner])
+        return Result(output=self.owners[owner], layout=None if owner is node else layout)
+
+    def _at_calls(self, size: int | torch.SymInt) -> Size:
+        """A size as a number, or as what a call tells. Raises UnsupportedArgumentsError where no argument does."""
+        found = told_at_calls(self.sizes.dim(size))
+        if isinstance(found, CallSize):
+            known = sizes_of(self.program.graph.find_nodes(op="placeholder"))
+            if not {one.name for one in dim_symbols([found.dim])} <= known.keys():
+                raise UnsupportedArgumentsError(f"its size {found.dim} is told by no argument")
+        return found
 
     def _emit(self, value: object) -> int:
         place = len(self.graph.outputs)
         value = whole(value)
-        if isinstance(value, Value):  # else there is a problem, which is told
+        if isinstance(value, Value):
             self.graph.output(f"result{place}", value)
+        else:
+            self._lost(f"result {place}")
         return place
 
     def _laid_out(self, value: Value, example: torch.Tensor) -> Result:
@@ -281,10 +335,12 @@ class _Importer(Importer):
             return Result(output=self._emit(value))
         expanded = None
         flat = [axis for axis, stride in enumerate(strides) if stride == 0 and shape[axis] != 1]
-        if flat and all(isinstance(size, int) for size in example.shape):
+        if flat:
+            expanded = tuple(
+                self._at_calls(size) if axis in flat else -1 for axis, size in enumerate(example.shape)
+            )
             for axis in flat:
                 value = value.slice(axis, 0, 1)
-            expanded = tuple(shape[axis] if axis in flat else -1 for axis in range(len(shape)))
         order = sorted(range(len(strides)), key=lambda axis: (-strides[axis], axis))
         axes = tuple(order.index(axis) for axis in range(len(order)))
         return Result(output=self._emit(value.permute(*order)), axes=axes, expanded=expanded)
@@ -335,22 +391,21 @@ class _Shared:
     @staticmethod
     def _base(node: Node, key: int) -> Node:
         """The op that made the memory, which the others are views of."""
-        while node.all_input_nodes and _memory(node.all_input_nodes[0]) == key:
-            node = node.all_input_nodes[0]
+        seen = node
+        while seen.all_input_nodes:
+            seen = seen.all_input_nodes[0]
+            if _memory(seen) == key:
+                node = seen
+            elif not isinstance(
+                seen.meta.get("val"), (list, tuple)
+            ):  # those of `split`, whose items are views
+                break
         return node
 
     def owner(self, node: Node) -> Node | None:
         """The argument or result whose memory a result lies in; None for memory of its own."""
         key = _memory(node)
         return None if key is None else self._owners.get(key)
-
-
-def _layout(node: Node) -> StridedLayout | None:
-    """Of a result in the memory that its example lies in; None where sizes are symbolic."""
-    example = node.meta["val"]
-    if not all(isinstance(one, int) for one in (*example.shape, *example.stride(), example.storage_offset())):
-        return None
-    return StridedLayout(tuple(example.shape), tuple(example.stride()), int(example.storage_offset()))
 
 
 def _memory(node: Node) -> int | None:
@@ -363,9 +418,16 @@ def _memory(node: Node) -> int | None:
 
 
 def _is_whole(node: Node) -> bool:
-    """Whether the tensor of an op is contiguous and fills its memory."""
+    """Whether the tensor of an op is contiguous and fills its memory, whatever its sizes."""
+    from torch.fx.experimental.symbolic_shapes import statically_known_true
+
     example = node.meta["val"]
-    if not all(isinstance(one, int) for one in (*example.shape, *example.stride())):
-        return False
-    size = example.numel() * example.element_size()
-    return bool(example.is_contiguous()) and example.untyped_storage().nbytes() == size
+    expected: int | torch.SymInt = 1
+    for size, stride in zip(reversed(example.shape), reversed(example.stride()), strict=True):
+        if statically_known_true(size == 1):
+            continue
+        if not statically_known_true(stride == expected):
+            return False
+        expected = expected * size
+    filled = expected * example.element_size()
+    return statically_known_true(example.untyped_storage().nbytes() == filled)

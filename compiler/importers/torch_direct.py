@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeGuard, cast
 from kernels_hub.compiler.importers.aten_ops import handler_of
 
 if TYPE_CHECKING:
-    from torch import SymFloat
+    from torch import SymBool, SymFloat
     from torch.export import ExportedProgram
     from torch.fx import GraphModule, Node
 
@@ -84,6 +84,11 @@ def is_size(example: object) -> bool:
 def is_float_of_sizes(example: object) -> TypeGuard[SymFloat]:
     """Whether a node's value is a float that was computed from sizes."""
     return type(example).__name__ == "SymFloat"
+
+
+def is_comparison_of_sizes(example: object) -> TypeGuard[SymBool]:
+    """Whether a node's value is the truth of a comparison of sizes."""
+    return type(example).__name__ == "SymBool"
 
 
 def layout_of(node: Node, *, checked: bool) -> Layout | None:

@@ -29,6 +29,7 @@ from kernels_hub.compiler.importers.torch_direct import (
     PUT_BACK,
     Writes,
     functional,
+    is_comparison_of_sizes,
     is_condition,
     is_float_of_sizes,
     is_size,
@@ -65,6 +66,8 @@ _CONSTANT_LIMIT = 4096
 _MISSING = object()
 _TAKE_FLOATS = frozenset({"add", "sub", "rsub", "mul", "div", "true_divide", "pow", "scalar_tensor"})
 """Ops whose operands may be floats that are computed from sizes."""
+_TAKE_COMPARISONS = frozenset({"full", "full_like", "new_full", "scalar_tensor"})
+"""Ops whose operands may be the truth of comparisons of sizes."""
 
 
 @dataclass(frozen=True)
@@ -285,7 +288,7 @@ class Importer:
             if is_size(example) and not name.startswith(("_local_scalar", "item")):
                 self.env[node] = self.sizes.dim(example)
                 return
-            if is_float_of_sizes(example):
+            if is_float_of_sizes(example) or is_comparison_of_sizes(example):
                 self.env[node] = example
                 return
             if example is None and not name.startswith(("_assert", "sym_constrain")):
@@ -298,6 +301,8 @@ class Importer:
             if handler is None:
                 if not is_condition(name, example):
                     raise UnsupportedArgumentsError("no handler")
+                if isinstance(example, bool):
+                    self.env[node] = example
                 return
             results = self._handled(node, name, handler, example)
             with self.graph.origin(place_of(node)):
@@ -376,7 +381,11 @@ class Importer:
         return result
 
     def _number(self, operand: object, name: str) -> object:
-        """An operand of an op; a float that is computed from sizes as a value of the graph."""
+        """An operand of an op; what is computed from sizes and no size as a value of the graph."""
+        if is_comparison_of_sizes(operand) and not name.startswith("_assert"):
+            if name.partition(".")[0] not in _TAKE_COMPARISONS:
+                raise UnsupportedArgumentsError(f"a comparison of sizes: {operand}", of_sizes=True)
+            return self.sizes.comparison_value(operand)
         if not is_float_of_sizes(operand):
             return operand
         if name.partition(".")[0] not in _TAKE_FLOATS:
@@ -449,6 +458,11 @@ class Importer:
                 mutated[spec.target] = self._result(f"mutated.{spec.target}", value)[1]
         return outputs, mutated
 
+    def _lost(self, result: str) -> None:
+        """Of a result nothing came: why was told, or it is told here, so that none is ever left out in silence."""
+        if not self.problems:
+            self.problems.append(f"{result}: what it is made of cannot be imported")
+
     def _of_node(self, node: object) -> Value | None:
         """What an op came to, as a result is."""
         value = whole(self.env.get(node))
@@ -461,7 +475,11 @@ class Importer:
             return "output", name
         if is_float_of_sizes(value):
             self.problems.append(f"{name}: its result is a float that is computed from sizes: {value}")
-        elif value is not None and not isinstance(value, (bool, int, float, str)) and value is not _MISSING:
+        elif is_comparison_of_sizes(value):
+            self.problems.append(f"{name}: its result is a comparison of sizes: {value}")
+        elif value is _MISSING:
+            self._lost(name)
+        elif value is not None and not isinstance(value, (bool, int, float, str)):
             self.graph.output(name, self.graph.size(value))
             return "output", name
         return "literal", value

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kernels_hub.compiler.errors import CompilerError, ImportFailure
 from kernels_hub.compiler.importers.aten_ops import UnsupportedArgumentsError
+from kernels_hub.compiler.importers.compared_sizes import comparison_value
 from kernels_hub.compiler.importers.float_sizes import WHOLE, float_value, whole_size
 from kernels_hub.compiler.importers.torch_trace import TRACED_FROM, arguments_of
 from kernels_hub.compiler.ir.dims import Dim, divide_exactly, floordiv, mod, without_mod
@@ -463,6 +464,10 @@ class Sizes:
     def float_value(self, number: torch.SymFloat) -> Value:
         """A SymFloat as a 0-d float64 of the graph. Raises UnsupportedArgumentsError for what it does not express."""
         return float_value(number.node.expr, self.graph, self._dim)
+
+    def comparison_value(self, condition: torch.SymBool) -> Value:
+        """A SymBool as a 0-d bool of the graph. Raises UnsupportedArgumentsError for what it does not express."""
+        return comparison_value(condition.node.expr, self.graph, self._dim)
 
     def _dim(self, one: Any) -> Dim:
         if one.is_Integer:

@@ -14,7 +14,12 @@ from kernels_hub.compiler.ir.graph import Value
 
 @aten("full.default", "full_like.default", "new_full.default")
 def full(call: AtenCall, *args: object, **_: object) -> Value:
-    return call.tensor(args[-1]).broadcast_to(call.shape)
+    return call.tensor(_as_stored(call, args[-1])).broadcast_to(call.shape)
+
+
+def _as_stored(call: AtenCall, number: Value | Scalar) -> Value | Scalar:
+    """A number as a tensor of the result's dtype stores it: floats in integers are cut."""
+    return int(number) if isinstance(number, float) and call.dtype.is_integer else number
 
 
 @aten("zeros.default", "zeros_like.default", "new_zeros.default")
@@ -49,11 +54,17 @@ def arange(call: AtenCall, start: Scalar, _: Scalar, step: Scalar, **__: object)
     row = call.dtype
     if row.is_integer:
         count = call.graph.iota(call.shape[0], row)
+        start, step = _as_stored(call, start), _as_stored(call, step)
         scaled = count if step == 1 else count * call.tensor(step)
         return scaled if start == 0 else scaled + call.tensor(start)
     wide = types.FLOAT64
     count = call.graph.iota(call.shape[0], types.INT64).cast(wide)
     return (count * call.tensor(step, wide) + call.tensor(start, wide)).cast(row)
+
+
+@aten("prims.iota.default")
+def iota(call: AtenCall, _: Scalar, *, start: Scalar, step: Scalar, **__: object) -> Value:
+    return arange(call, start, 0, step)
 
 
 @aten("arange.default")

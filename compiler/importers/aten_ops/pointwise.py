@@ -39,8 +39,18 @@ def absolute(_: AtenCall, x: Value) -> Value:
 @aten("sign.default", "sgn.default")
 def sign(_: AtenCall, x: Value) -> Value:
     # ATen's sign of a NaN is 0 in C++, where the comparisons say so; the IR's is NaN.
+    if x.dtype is types.BOOL:
+        return x
     result = x.unary("sign")
     return x.unary("isnan").select(0, result) if x.dtype.is_float else result
+
+
+@aten("round.decimals")
+def round_decimals(_: AtenCall, x: Value, *, decimals: int) -> Value:
+    if not x.dtype.is_float:
+        return x
+    scale = 10.0 ** abs(decimals)
+    return (x * scale).unary("round") / scale if decimals >= 0 else (x / scale).unary("round") * scale
 
 
 @aten("reciprocal.default")

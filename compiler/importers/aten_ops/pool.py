@@ -5,9 +5,9 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
+from functools import reduce
+from operator import mul
 from typing import Any
-
-import numpy as np
 
 from kernels_hub.compiler.importers.aten_ops.call import (
     AtenCall,
@@ -18,6 +18,7 @@ from kernels_hub.compiler.importers.aten_ops.call import (
 )
 from kernels_hub.compiler.importers.grid_sampling import sampled
 from kernels_hub.compiler.importers.pooling import pool
+from kernels_hub.compiler.ir.dims import Dim, ceildiv, floordiv
 from kernels_hub.compiler.ir.graph import Value
 
 
@@ -95,12 +96,12 @@ def adaptive_avg_pool(_: AtenCall, x: Value, sizes: Sequence[Any]) -> Value:
     return x
 
 
-def _adaptive(x: Value, axis: int, count: int) -> list[tuple[int, int]]:
+def _adaptive(x: Value, axis: int, count: int) -> list[tuple[Dim, Dim]]:
     """Where the windows of adaptive pooling begin and end."""
+    if not isinstance(count, int):
+        raise UnsupportedArgumentsError(f"adaptive pooling to the symbolic size {count}", of_sizes=True)
     size = x.shape[axis]
-    if not isinstance(size, int):
-        raise UnsupportedArgumentsError(f"adaptive pooling of the symbolic dim {size}", of_sizes=True)
-    return [(i * size // count, -(-(i + 1) * size // count)) for i in range(count)]
+    return [(floordiv(i * size, count), ceildiv((i + 1) * size, count)) for i in range(count)]
 
 
 @aten("adaptive_max_pool1d.default", "adaptive_max_pool2d.default", "adaptive_max_pool3d.default")
@@ -121,17 +122,26 @@ def adaptive_max_pool(call: AtenCall, x: Value, sizes: Sequence[Any]) -> tuple[V
     for axis, ends in enumerate(windows, first):
         parts = [values.slice(axis, begin, end).max(axis, keepdims=True) for begin, end in ends]
         values = parts[0] if len(parts) == 1 else x.graph.apply("concat", *parts, axis=axis)
-    image = np.arange(math.prod(map(int, shape)), dtype=np.int64).reshape([*map(int, shape)])
     found = []
     for cell in itertools.product(*windows):
-        window, numbers = x, image[tuple(slice(begin, end) for begin, end in cell)].reshape(-1)
+        window = x
         for axis, (begin, end) in enumerate(cell, first):
             window = window.slice(axis, begin, end)
-        flat = window.reshape((*x.shape[:first], numbers.size))
+        flat = window.reshape((*x.shape[:first], reduce(mul, window.shape[first:])))
         at = flat.apply("argmax", flat, axis=flat.rank - 1)
-        found.append(x.graph.constant(numbers).gather(at).unsqueeze(at.rank))
+        found.append(_in_image(at, cell, shape).unsqueeze(at.rank))
     joined = found[0] if len(found) == 1 else x.graph.apply("concat", *found, axis=found[0].rank - 1)
     return values, joined.reshape(values.shape)
+
+
+def _in_image(at: Value, window: Sequence[tuple[Dim, Dim]], image: Sequence[Dim]) -> Value:
+    """Places counted through a window, as places counted through the image that it lies in."""
+    place, apart = at.like(0), 1
+    for (begin, end), size in zip(reversed(window), reversed(image), strict=True):
+        width = at.graph.size(end - begin)
+        place = place + (at % width + at.graph.size(begin)) * at.graph.size(apart)
+        at, apart = at // width, apart * size
+    return place
 
 
 def _spatial(call: AtenCall, scales: Sequence[float | None]) -> dict[str, Any]:

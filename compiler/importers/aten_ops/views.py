@@ -81,8 +81,22 @@ def copy(call: AtenCall, _: Value, source: Value, *__: object) -> Value:
 
 @aten("view.dtype")
 def view_dtype(call: AtenCall, x: Value, _: object) -> Value:
-    call.refuse_unless(x.dtype.bits == call.dtype.bits, "a view as a dtype of another width")
-    return x.bitcast(call.dtype)
+    """The same bits as another dtype. One of another width splits the last axis, or joins it, lowest bits first."""
+    before, after = x.dtype.bits, call.dtype.bits
+    if before == after:
+        return x.bitcast(call.dtype)
+    call.refuse_unless(types.BOOL not in {x.dtype, call.dtype}, "a view of bools as another dtype")
+    count = max(before, after) // min(before, after)
+    if before > after:
+        bits = x.bitcast(f"uint{before}")
+        parts = [
+            bits.binary("shr", bits.like(after * i)).cast(f"uint{after}").unsqueeze(x.rank)
+            for i in range(count)
+        ]
+        return call.graph.apply("concat", *parts, axis=x.rank).reshape(call.shape).bitcast(call.dtype)
+    groups = x.bitcast(f"uint{before}").reshape((*call.shape, count)).cast(f"uint{after}")
+    shifts = call.graph.iota(count).cast(f"uint{after}") * before
+    return groups.binary("shl", shifts).reduce("sum", -1).cast(f"uint{after}").bitcast(call.dtype)
 
 
 @aten("permute.default")
