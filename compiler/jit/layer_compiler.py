@@ -31,7 +31,7 @@ from kernels_hub.compiler.errors import (
 from kernels_hub.compiler.export.caches import LENGTH_AXIS, caches_as_trees, dims_of
 from kernels_hub.compiler.jit import store as layer_store
 from kernels_hub.compiler.jit.key import call_keys
-from kernels_hub.compiler.jit.signature import LEAST, call_signature, is_image, takes_images
+from kernels_hub.compiler.jit.signature import LEAST, call_form, call_signature, is_image, takes_images
 from kernels_hub.compiler.plan.compiler_stamp import compiler_digest, digest
 from kernels_hub.compiler.runtime.caches import is_cache
 from kernels_hub.compiler.runtime.parts import Values
@@ -64,6 +64,10 @@ class CpuCompiler:
     ) -> Hashable | None:
         """See `kernels_hub.kernelization.compiled_layer.LayerCompiler`: see `jit.signature`."""
         return call_signature(layer.dynamic, args, kwargs, images=takes_images(module))
+
+    def form(self, layer: CompiledLayer, args: Arguments, kwargs: Keywords) -> Hashable | None:
+        """See `kernels_hub.kernelization.compiled_layer.LayerCompiler`: see `jit.signature`."""
+        return call_form(layer.dynamic, args, kwargs)
 
     def find(self, key: str) -> Path | Refusal | None:
         """See `kernels_hub.kernelization.compiled_layer.LayerCompiler`."""

@@ -17,6 +17,8 @@ import torch
 from torch import nn
 
 from kernels_hub.compiler.runtime.caches import (
+    KeyValueCache,
+    begun_layers,
     has_forgotten,
     held_by,
     is_cache,
@@ -78,6 +80,39 @@ def call_signature(dims: Any, args: Arguments, kwargs: Keywords, *, images: bool
     return tuple(found)
 
 
+def call_form(dims: object, args: Arguments, kwargs: Keywords) -> Hashable | None:
+    """What of a call's signature a quick look tells, at a third of its cost; None of a call with nested tensors.
+
+    Of tensors how many of their sizes are 1, not which; of caches which layers hold something; of outputs of other
+    models their class. Calls of one form may differ in the rest.
+    """
+    try:
+        return (
+            *kwargs,
+            *[None if value is None else _form_of(value, dims) for value in (*args, *kwargs.values())],
+        )
+    except RuntimeError:
+        return None
+
+
+def _form_of(value: object, dims: object) -> Hashable:
+    kind = type(value)
+    if isinstance(value, _LITERALS) and kind in _LITERALS:
+        return (kind, value)
+    if isinstance(value, torch.Tensor):
+        shape = value.shape  # a nested tensor has none
+        if dims is False:
+            return (value.dtype, tuple(shape))
+        if len(shape) >= _IMAGE_RANK and value.is_floating_point():
+            return (value.dtype, shape[0] == 1, tuple(shape[1:]))
+        return (value.dtype, len(shape), shape.count(1))
+    if type(value) is tuple or type(value) is list:
+        return (kind, *[_form_of(one, dims) for one in value])
+    if type(value) is dict:
+        return (kind, *[(str(name), _form_of(one, dims)) for name, one in value.items()])
+    return (kind, begun_layers(value)) if is_cache(value) else kind
+
+
 def _of(value: Any, dims: Any) -> Hashable:
     if value is None:
         return None
@@ -91,21 +126,27 @@ def _of(value: Any, dims: Any) -> Hashable:
     if kind is dict:
         return (kind, *[(str(name), _of(one, dims)) for name, one in value.items()])
     if is_cache(value):
-        if held_by(value) is None:
-            if has_forgotten(value):
-                raise _Untaken
-            return (kind, None)
-        if any(length < LEAST for length in lengths_of(value)):
-            raise _Untaken
-        held = [held_by(one) or () for one in parts_of(value)]
-        states = kinds_of(value, states_alone=True)
-        layers = [layer for of in held for layer in of]
-        if states or () in layers:
-            return (kind, states, *map(len, held), str([[one is None for one in layer] for layer in layers]))
-        return (kind, states, *map(len, held))
+        return _of_cache(value)
     if is_dataclass(value):  # the output of another model
         return (kind, *[(field.name, _of(getattr(value, field.name, None), dims)) for field in fields(value)])
     return (kind,)
+
+
+def _of_cache(cache: KeyValueCache) -> Hashable:
+    held = held_by(cache)
+    if held is None:
+        if has_forgotten(cache):
+            raise _Untaken
+        return (type(cache), None)
+    if min(lengths_of(cache), default=LEAST) < LEAST:
+        raise _Untaken
+    parts = parts_of(cache)
+    counts = [len(held)] if len(parts) == 1 else [len(held_by(part) or ()) for part in parts]
+    states = kinds_of(cache, states_alone=True)
+    if states or () in held:
+        missing = [tuple([tensor is None for tensor in layer]) for layer in held]
+        return (type(cache), states, *counts, tuple(missing))
+    return (type(cache), states, *counts)
 
 
 def _of_tensor(value: torch.Tensor, dims: Any) -> Hashable:

@@ -13,6 +13,7 @@ attention, too, holds keys and values before them. A layer without attention, or
 
 from __future__ import annotations
 
+import functools
 import importlib
 import sys
 from collections.abc import Mapping, Sequence
@@ -26,6 +27,7 @@ KIND, KIND_OF_TWO = f"{_MODULE}:{_NAME}", f"{_MODULE}:{_NAME_OF_TWO}"
 _PLAIN, _WINDOW = (_MODULE, "DynamicLayer"), (_MODULE, "DynamicSlidingWindowLayer")
 _STATES = ((_MODULE, "LinearAttentionLayer"), (_MODULE, "LinearAttentionAndFullAttentionLayer"))
 _NOTHING = (_MODULE, "DummyLayer")
+_GROWING = {_PLAIN, _WINDOW}
 """Layers of caches, by `_kind`."""
 _LENGTH_AXIS = 2
 """Of keys and values."""
@@ -115,7 +117,18 @@ def attention_of(cache: KeyValueCache) -> list[bool]:
 def lengths_of(cache: KeyValueCache) -> list[int]:
     """Of each layer that holds keys: how many."""
     layers = [layer for part in parts_of(cache) for layer in part.layers if _has_attention(layer)]
-    return [layer.keys.shape[_LENGTH_AXIS] for layer in layers if layer.keys is not None]
+    return [layer.keys.size(_LENGTH_AXIS) for layer in layers if layer.keys is not None]
+
+
+def begun_layers(cache: KeyValueCache) -> tuple[bool, ...]:
+    """Of each layer of a cache, of whatever layers: whether it holds anything yet."""
+    return tuple([_is_begun(layer) for part in parts_of(cache) for layer in getattr(part, "layers", ())])
+
+
+def _is_begun(layer: CacheLayer) -> bool:
+    if getattr(layer, "keys", None) is not None:
+        return True
+    return _has_state(layer) and any(layer.is_conv_states_initialized.values())
 
 
 def has_forgotten(cache: KeyValueCache) -> bool:
@@ -134,6 +147,7 @@ def is_plain(layer: CacheLayer) -> bool:
     return _kind(type(layer)) == _PLAIN
 
 
+@functools.lru_cache(maxsize=256)
 def _kind(layer: type) -> tuple[str, str]:
     return layer.__module__, layer.__name__
 
@@ -146,7 +160,7 @@ def _has_only_grown(layer: CacheLayer) -> bool:
     """Of a layer with a window: whether it still holds all that it was given, and forgets as soon as it may."""
     if not _has_window(layer) or getattr(layer, "record_past", False):
         return False
-    return layer.keys is None or layer.cumulative_length == layer.keys.shape[_LENGTH_AXIS]
+    return layer.keys is None or layer.cumulative_length == layer.keys.size(_LENGTH_AXIS)
 
 
 def leave(cache: KeyValueCache, held: Mapping[int, Held]) -> None:
@@ -219,7 +233,10 @@ def _is_whole(layer: CacheLayer) -> bool:
 def kinds_of(cache: KeyValueCache, *, states_alone: bool = False) -> tuple[Kind, ...]:
     """The kind of each layer; () where all do nothing but grow. states_alone: windows do not count."""
     kinds: list[Kind] = []
-    for layer in parts_of(cache)[0].layers:
+    layers = parts_of(cache)[0].layers
+    if {_kind(kind) for kind in set(map(type, layers))} <= (_GROWING if states_alone else {_PLAIN}):
+        return ()
+    for layer in layers:
         if _has_state(layer) or _kind(type(layer)) == _NOTHING:
             kinds.append((type(layer).__name__, getattr(layer, "number_of_states", 0)))
         else:

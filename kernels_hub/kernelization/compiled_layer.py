@@ -150,6 +150,13 @@ class LayerCompiler(Protocol):
         Asked at every call: takes microseconds.
         """
 
+    def form(self, layer: CompiledLayer, args: Arguments, kwargs: Keywords) -> Hashable | None:
+        """What of a signature can be told in a microsecond or two; None of a call that is not to be compiled.
+
+        Asked in the place of `signature` once a call of a module was refused: what was refused for one signature is
+        taken to be for all of its form. A compiler need not have this method; then they are told apart each time.
+        """
+
     def key(self, layer: CompiledLayer, module: nn.Module, args: Arguments, kwargs: Keywords) -> str:
         """A digest of all that decides what the layer is compiled to. Takes milliseconds, changes nothing."""
 

@@ -19,8 +19,7 @@ import threading
 import time
 import weakref
 from collections.abc import Hashable
-from dataclasses import dataclass, field, replace
-from operator import is_
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from kernels_hub.errors import KernelImportError, LayerContractError
@@ -28,7 +27,7 @@ from kernels_hub.kernelization.background import BACKGROUND, Job, wait_for
 from kernels_hub.kernelization.bind import Forward, KernelForward, object_name, weights_protocol
 from kernels_hub.kernelization.compiled_layer import Arguments, CompiledLayer, Keywords, Refusal, one_line
 from kernels_hub.kernelization.decoration import kept_around
-from kernels_hub.kernelization.fixed_sizes import FixedSizes, ValuedArguments, fixed_sizes, valued_arguments
+from kernels_hub.kernelization.fixed_sizes import FixedSizes, fixed_sizes, valued_arguments
 from kernels_hub.kernelization.generation import is_within_generation, others_generate
 from kernels_hub.kernelization.jit_compilations import (
     Compilations,
@@ -39,6 +38,7 @@ from kernels_hub.kernelization.jit_compilations import (
     is_plain_call,
 )
 from kernels_hub.kernelization.jit_settings import JitMode, is_timed, jit_mode, signatures_per_module
+from kernels_hub.kernelization.module_calls import Doubt, ModuleCalls
 from kernels_hub.kernelization.native_builds import wait_for_native_builds
 from kernels_hub.kernelization.outcome import RECORD_ATTRIBUTE, SwapDecision, record_of
 from kernels_hub.kernelization.settle import settle
@@ -57,36 +57,6 @@ _FIRST_RETRIAL_S, _LAST_RETRIAL_S = 10.0, 3600.0
 
 
 _now = time.monotonic
-
-
-@dataclass
-class _Doubt:
-    """A choice that was made by times of a disturbed machine. due: when it is to be timed again; pause: before that."""
-
-    due: float
-    pause: float = _FIRST_RETRIAL_S
-
-
-@dataclass(eq=False)
-class _ModuleCalls:
-    """What is known of a module's calls."""
-
-    chosen: dict[Hashable, Compiled] = field(default_factory=dict)
-    """By signature: what its calls run on."""
-    requests: dict[Hashable, Request] = field(default_factory=dict)
-    """Not adopted yet."""
-    doubts: dict[Hashable, _Doubt] = field(default_factory=dict)
-    """By signature: what is to be timed again."""
-    of_sizes: dict[Hashable, FixedSizes | None] = field(default_factory=dict)
-    """Signatures whose calls need a program for each of their sizes, or for each of those that a trace has fixed."""
-    of_values: dict[Hashable, ValuedArguments] = field(default_factory=dict)
-    """Signatures whose calls need a program for what some of their arguments hold."""
-    misfits: bool = False
-    """Whether the call that just ended had shapes that its compiled layer does not take."""
-    strict: bool = False
-    waits: bool = False
-    running: int = 0
-    """Calls under way, counted while anything is open."""
 
 
 class _Locks:
@@ -119,7 +89,7 @@ class JitForward:
         self.kernel_weights = _CompiledWeights(self)
         """See `weights_protocol`."""
         self._compilations = Compilations(layer, backend, cls, self)
-        self._modules: weakref.WeakKeyDictionary[nn.Module, _ModuleCalls] = weakref.WeakKeyDictionary()
+        self._modules: weakref.WeakKeyDictionary[nn.Module, ModuleCalls] = weakref.WeakKeyDictionary()
         self.strict_weights: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         """Modules whose copies of weights are compared at every call."""
         self.__signature__ = inspect.signature(cls.forward)
@@ -147,9 +117,14 @@ class JitForward:
     def forward(self, module: nn.Module, *args: object, **kwargs: object) -> object:
         """The result of a call under the arguments' present names."""
         forward: Any = self.cls.forward
-        if forward is not self._forward or not all(map(is_, _defaults_of(forward), self._defaults)):
+        if forward is not self._forward or self._has_other_defaults(forward):
             return forward(module, *args, **kwargs)  # compiled layers have the defaults of the one before
         state = self._modules.get(module) or self._state(module)
+        if (state.refused or state.is_spent) and (
+            state.is_like_the_last(args, kwargs)
+            or state.is_refused(self._form(module, args, kwargs), args, kwargs)
+        ):
+            return forward(module, *args, **kwargs)
         signature = self._signature(module, args, kwargs)
         if state.of_sizes and signature in state.of_sizes:
             signature = self._sized(module, state.of_sizes[signature], signature, args, kwargs)
@@ -183,7 +158,7 @@ class JitForward:
         """
         self.kernel_weights.release(module)
         self._compilations.forget_failures()
-        self._modules[module] = _ModuleCalls(strict=strict, waits=waits or strict)
+        self._modules[module] = ModuleCalls(strict=strict, waits=waits or strict)
 
     def waits_no_more(self, module: nn.Module) -> None:
         """Calls go on while they are compiled from now on."""
@@ -219,8 +194,8 @@ class JitForward:
         found = [*state.chosen.values()] if state is not None else []
         return list(dict.fromkeys(one.forward for one in found if one.forward is not None))
 
-    def _state(self, module: nn.Module) -> _ModuleCalls:
-        return self._modules.setdefault(module, _ModuleCalls())
+    def _state(self, module: nn.Module) -> ModuleCalls:
+        return self._modules.setdefault(module, ModuleCalls())
 
     def _signature(self, module: nn.Module, args: Arguments, kwargs: Keywords) -> Hashable | None:
         compiler = self._compilations.compiler
@@ -229,13 +204,25 @@ class JitForward:
         found = compiler.signature(self.layer, module, args, kwargs)
         return None if found is None else (module.training, found)
 
+    def _form(self, module: nn.Module, args: Arguments, kwargs: Keywords) -> Hashable | None:
+        form_of = self._compilations.form_of
+        form = None if form_of is None else form_of(self.layer, args, kwargs)
+        return None if form is None else (module.training, form)
+
+    def _has_other_defaults(self, forward: Forward) -> bool:
+        positional, named = self._defaults
+        return (
+            getattr(forward, "__defaults__", None) is not positional
+            or getattr(forward, "__kwdefaults__", None) is not named
+        )
+
     def shapes_misfit(self, module: nn.Module) -> None:
         """See `jit_compilations.Watcher`."""
         if (state := self._modules.get(module)) is not None:
             state.misfits = True
 
     def _tell_sizes_apart(
-        self, module: nn.Module, state: _ModuleCalls, signature: Hashable, args: Arguments, kwargs: Keywords
+        self, module: nn.Module, state: ModuleCalls, signature: Hashable, args: Arguments, kwargs: Keywords
     ) -> None:
         """After a call that its layer did not take: have others of its sizes compiled where a trace fixed them, or of
         other values, where it is of some.
@@ -278,7 +265,7 @@ class JitForward:
     # -- in a call ---------------------------------------------------------------------------------
 
     def _look(
-        self, module: nn.Module, state: _ModuleCalls, signature: Hashable, args: Arguments, kwargs: Keywords
+        self, module: nn.Module, state: ModuleCalls, signature: Hashable, args: Arguments, kwargs: Keywords
     ) -> Compiled | None:
         """What a call runs on: what is ready is adopted, and what is new is asked for."""
         if BACKGROUND.is_own_thread():  # a trial of a module around this one
@@ -302,7 +289,7 @@ class JitForward:
             return None
         return self._adopt(module, state, request)
 
-    def _adopt_what_is_ready(self, module: nn.Module, state: _ModuleCalls) -> None:
+    def _adopt_what_is_ready(self, module: nn.Module, state: ModuleCalls) -> None:
         if not state.requests:
             return
         within = is_within_generation(state)
@@ -312,7 +299,7 @@ class JitForward:
                 self._adopt(module, state, request)
 
     def _doubt(
-        self, module: nn.Module, state: _ModuleCalls, signature: Hashable, args: Arguments, kwargs: Keywords
+        self, module: nn.Module, state: ModuleCalls, signature: Hashable, args: Arguments, kwargs: Keywords
     ) -> None:
         """Have a choice that was made on a disturbed machine timed again, in the background, once that is due."""
         doubt = state.doubts.get(signature)
@@ -328,7 +315,7 @@ class JitForward:
     def _request(
         self,
         module: nn.Module,
-        state: _ModuleCalls,
+        state: ModuleCalls,
         signature: Hashable,
         args: Arguments,
         kwargs: Keywords,
@@ -337,11 +324,12 @@ class JitForward:
     ) -> Request | None:
         import torch
 
-        if not is_plain_call(args, kwargs):
-            return None
         if jit_mode() is JitMode.OFF:
             self._leave(module, state, "KERNELS_HUB_JIT is off")
             return None
+        if (state.is_full and not again) or not is_plain_call(args, kwargs):
+            return None
+        form = self._form(module, args, kwargs)
         if not waits and torch.are_deterministic_algorithms_enabled():
             self._leave(
                 module,
@@ -355,15 +343,17 @@ class JitForward:
                 module,
                 state,
                 signature,
+                form,
                 f"over budget: {most} call signatures are compiled (KERNELS_HUB_JIT_SIGNATURES)",
             )
+            state.spend()
             return None
         try:
             copied = copies(args, kwargs)
         except Exception as error:  # noqa: BLE001 - objects of any kind are among arguments
             if again:
                 return None
-            self._refuse(module, state, signature, f"its arguments cannot be copied: {error}")
+            self._refuse(module, state, signature, form, f"its arguments cannot be copied: {error}")
             return None
         reference = weakref.ref(module)
         request = Request(
@@ -376,6 +366,7 @@ class JitForward:
             others=lambda: [] if (one := reference()) is None else self.forwards(one),
             strict=lambda: reference() in self.strict_weights,
             again=again,
+            form=form,
         )
         if not waits:
             is_within_generation(state)
@@ -393,10 +384,16 @@ class JitForward:
         BACKGROUND.submit(job)
         return request
 
-    def _refuse(self, module: nn.Module, state: _ModuleCalls, signature: Hashable, reason: str) -> None:
+    def _refuse(
+        self, module: nn.Module, state: ModuleCalls, signature: Hashable, form: Hashable, reason: str
+    ) -> None:
         """Keep the original for a signature without asking a compiler."""
+        refused = Compiled(None, refusal=Refusal(one_line(reason)))
         if len(state.chosen) < 2 * signatures_per_module() + 64:
-            state.chosen[signature] = Compiled(None, refusal=Refusal(one_line(reason)))
+            state.chosen[signature] = refused
+        else:
+            state.is_full = not state.strict
+        state.note(form, refused)
         self._compilations.say(reason)
         if state.strict:
             raise KernelImportError(f"{object_name(self.cls)}: {self.layer} cannot be compiled: {reason}")
@@ -404,14 +401,14 @@ class JitForward:
         if record is not None and record.own is not None:
             settle(module, self, self._outcome(state, record.own), release=False)
 
-    def _leave(self, module: nn.Module, state: _ModuleCalls, reason: str) -> None:
+    def _leave(self, module: nn.Module, state: ModuleCalls, reason: str) -> None:
         """Keep the original for now."""
         self._compilations.say(reason)
         if state.strict:
             raise KernelImportError(f"{object_name(self.cls)}: {self.layer} cannot be compiled: {reason}")
         self._tell(module, reason=reason)
 
-    def _adopt(self, module: nn.Module, state: _ModuleCalls, request: Request) -> Compiled:
+    def _adopt(self, module: nn.Module, state: ModuleCalls, request: Request) -> Compiled:
         compiled = request.compiled
         assert compiled is not None
         first = not self.forwards(module)
@@ -424,6 +421,7 @@ class JitForward:
             state.chosen[signature] = compiled
             if state.requests.get(request.signature) is request:
                 del state.requests[request.signature]
+        state.note(request.form, compiled)
         self._note_doubt(state, compiled, signature)
         if before is not None:
             self._release_unused(module, before.forward)
@@ -437,19 +435,21 @@ class JitForward:
             )
         return compiled
 
-    def _note_doubt(self, state: _ModuleCalls, compiled: Compiled, signature: Hashable) -> None:
+    def _note_doubt(self, state: ModuleCalls, compiled: Compiled, signature: Hashable) -> None:
         """Note when what was adopted is to be timed again, if ever."""
         before = state.doubts.pop(signature, None)
         if compiled.timing is not None and compiled.timing.disturbed:
             pause = _FIRST_RETRIAL_S if before is None else min(2 * before.pause, _LAST_RETRIAL_S)
-            state.doubts[signature] = _Doubt(_now() + pause, pause)
+            state.doubts[signature] = Doubt(_now() + pause, pause)
 
     def _tell(self, module: nn.Module, *, reason: str) -> None:
         record = record_of(module)
-        if record is not None and record.own is not None and record.own.variant == AT_FIRST_CALL:
+        if record is None or record.own is None or record.own.reason == reason:
+            return
+        if record.own.variant == AT_FIRST_CALL:
             module.__dict__[RECORD_ATTRIBUTE] = replace(record, own=replace(record.own, reason=reason))
 
-    def _outcome(self, state: _ModuleCalls, own: SwapDecision) -> SwapDecision:
+    def _outcome(self, state: ModuleCalls, own: SwapDecision) -> SwapDecision:
         """Of all signatures together: swapped where one is compiled; the first reason where none is."""
         found = [*state.chosen.values()]
         best = next((one for one in found if one.forward is not None), found[-1])

@@ -100,6 +100,8 @@ class Request:
     """Whether copies of the module's weights are to be compared at every call."""
     again: bool = False
     """Whether a time that does not count is to be taken again."""
+    form: Hashable = None
+    """See `LayerCompiler.form`."""
     job: Job | None = None
     compiled: Compiled | None = None
 
@@ -133,10 +135,9 @@ class Compilations:
 
     def say(self, reason: str) -> None:
         """Log why an original forward is kept, once for each reason."""
-        message = one_line(f"{object_name(self.cls)} keeps its original forward: {reason}")
-        if message not in self._said:
-            self._said.add(message)
-            logger.warning("%s", message)
+        if reason not in self._said:
+            self._said.add(reason)
+            logger.warning("%s", one_line(f"{object_name(self.cls)} keeps its original forward: {reason}"))
 
     @functools.cached_property
     def compiler(self) -> LayerCompiler | None:
@@ -146,6 +147,13 @@ class Compilations:
         except Exception as error:  # noqa: BLE001 - whatever its import raises
             logger.warning("%s", one_line(f"{self.layer}: its compiler cannot be imported: {error}"))
             return None
+
+    @functools.cached_property
+    def form_of(self) -> Callable[[CompiledLayer, Arguments, Keywords], Hashable | None] | None:
+        """`LayerCompiler.form`; None of a compiler that does not have it."""
+        found: Callable[[CompiledLayer, Arguments, Keywords], Hashable | None] | None
+        found = getattr(self.compiler, "form", None)
+        return found
 
     def compiled(self, module: nn.Module, request: Request) -> Compiled:
         """What a request comes to. Never raises: whatever a compiler raises is a reason."""

@@ -63,6 +63,9 @@ class Compiler:
         sizes = [one.shape for one in tensors] if layer.dynamic is False else []
         return (len(args), *sorted(kwargs), *(one.dtype for one in tensors), *sizes)
 
+    def form(self, layer: CompiledLayer, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Hashable:
+        return (len(args), *sorted(kwargs), *([one.shape for one in args] if layer.dynamic is False else []))
+
     def key(
         self, layer: CompiledLayer, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> str:

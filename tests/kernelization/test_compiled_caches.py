@@ -23,6 +23,7 @@ from kernels_hub import (
     restore,
     use_kernel_mapping,
 )
+from kernels_hub.compiler.jit.layer_compiler import CpuCompiler
 from kernels_hub.kernelization import jit_compilations
 from tests.combinations import first
 from tests.transformers_caches import CACHE, cache_of
@@ -492,3 +493,27 @@ def test_another_registration_comes_back(monkeypatch: pytest.MonkeyPatch):
     with caches_as_trees(), caches_as_trees():
         assert pytree.SUPPORTED_NODES[transformers.DynamicCache] is not theirs
     assert pytree.SUPPORTED_NODES[transformers.DynamicCache] is theirs
+
+
+def test_refused_tokens_ask_for_no_signature(monkeypatch: pytest.MonkeyPatch):
+    """A model that leaves tensors of each call in its layers is not compiled, and is not asked about at each token."""
+    torch.manual_seed(0)
+    config = transformers.RecurrentGemmaConfig(
+        **{**SIZES, "num_hidden_layers": 3}, num_key_value_heads=1, lru_width=32, attention_window_size=16
+    )
+    model = transformers.RecurrentGemmaForCausalLM(config).eval()
+    original = copy.deepcopy(model)
+    kernelize(model, mode=Mode.INFERENCE, wait=True)
+    assert generated(model, ids(2, 5)).equal(generated(original, ids(2, 5)))
+    asked: list[str] = []
+    signature = CpuCompiler.signature
+
+    def counted(compiler: CpuCompiler, layer: Any, module: Any, args: Any, kwargs: Any) -> Any:
+        asked.append(type(module).__name__)
+        return signature(compiler, layer, module, args, kwargs)
+
+    monkeypatch.setattr(CpuCompiler, "signature", counted)
+    assert generated(model, ids(2, 5)).equal(generated(original, ids(2, 5)))
+    assert set(asked) <= {"RecurrentGemmaDecoderLayer"} and len(asked) <= 7, "the layer of attention alone"
+    (row,) = [one for one in report(model).rows if one.path == ""]
+    assert not row.swapped and "in its module" in row.reason + str(row.details)
