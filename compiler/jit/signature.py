@@ -110,7 +110,7 @@ def _form_of(value: object, dims: object) -> Hashable:
         return (kind, *[_form_of(one, dims) for one in value])
     if type(value) is dict:
         return (kind, *[(str(name), _form_of(one, dims)) for name, one in value.items()])
-    return (kind, begun_layers(value)) if is_cache(value) else kind
+    return (kind, begun_layers(value)) if is_cache(value) else (kind,)
 
 
 def _of(value: Any, dims: Any) -> Hashable:
