@@ -13,7 +13,6 @@ attention, too, holds keys and values before them. A layer without attention, or
 
 from __future__ import annotations
 
-import functools
 import importlib
 import sys
 from collections.abc import Mapping, Sequence
@@ -147,7 +146,6 @@ def is_plain(layer: CacheLayer) -> bool:
     return _kind(type(layer)) == _PLAIN
 
 
-@functools.lru_cache(maxsize=256)
 def _kind(layer: type) -> tuple[str, str]:
     return layer.__module__, layer.__name__
 
