@@ -20,7 +20,7 @@ from kernels_hub.compiler.errors import TypeRuleError
 from kernels_hub.compiler.ir import types
 from kernels_hub.compiler.ir.dims import Expr
 from kernels_hub.compiler.ir.graph import Graph, Value
-from kernels_hub.compiler.ir.op import Op, Shape, TensorType, Trait
+from kernels_hub.compiler.ir.op import Op, Shape, TensorType, Trait, same_shape
 from kernels_hub.compiler.ir.ops import OPS
 from kernels_hub.compiler.ir.types import DType
 
@@ -62,14 +62,20 @@ def aten(*names: str) -> Callable[[_H], _H]:
 
 
 def handler_of(name: str) -> Handler | None:
-    """What imports an ATen overload: its handler, or the row of the op table that names it."""
+    """What imports an ATen overload: its handler, or the row of the op table that names it.
+
+    A view as a copy (`permute_copy`) is the view: whether values share memory is decided where results are handed on.
+    """
     known = HANDLERS.get(name)
     if known is not None:
         return known
+    if "_copy." in name:
+        return handler_of(name.replace("_copy.", ".", 1))
     row = next((row for row in OPS.values() if name in row.torch), None)
     if row is None:
         return None
-    return _handler_of_row(row) if Trait.POINTWISE in row.traits else _handler_of_structured(row)
+    elementwise = Trait.POINTWISE in row.traits or (row.shape is same_shape and not row.attrs)
+    return _handler_of_row(row) if elementwise else _handler_of_structured(row)
 
 
 def _handler_of_structured(row: Op) -> Handler:
