@@ -391,12 +391,22 @@ def _commits(repo_id: str, refs: Iterable[Any]) -> dict[str, str]:
     return commits
 
 
+_OF_A_CLIENT = frozenset({"request", "stream"})
+"""Methods that huggingface_hub may look for on None: after an error of the connection, a thread closes the client that
+all threads share, and another one that just asked for it gets none."""
+
+
 @contextmanager
 def _answers(endpoint: str, what: str) -> Iterator[None]:
     """Raise HubError for an answer that huggingface_hub stumbles over: it parses what should be there."""
     try:
         yield
     except (KeyError, TypeError, AttributeError, RecursionError, json.JSONDecodeError) as error:
+        if isinstance(error, AttributeError) and error.name in _OF_A_CLIENT:
+            raise HubError(
+                f"cannot {what} at {endpoint}: the Hub cannot be reached (the connection of another thread failed); "
+                "check the connection and HF_ENDPOINT, and try again"
+            ) from error
         raise HubError(
             f"cannot {what} at {endpoint}: the answer is not what a Hub says ({type(error).__name__}: "
             f"{str(error)[:200]}); check HF_ENDPOINT"

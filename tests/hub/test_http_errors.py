@@ -9,6 +9,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 from huggingface_hub import HfApi
 from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError, OfflineModeIsEnabled
+from huggingface_hub.utils import http_backoff
 
 from kernels_hub.errors import (
     BuildError,
@@ -19,6 +20,7 @@ from kernels_hub.errors import (
     RepositoryNotFoundError,
     VersionError,
 )
+from kernels_hub.hub.connection import _answers
 from kernels_hub.hub.http_errors import hub_errors, status_of, unless_closed
 
 
@@ -161,3 +163,17 @@ def test_an_error(error: Exception, expected: type[Exception]):
     with pytest.raises(expected) as caught, hub_errors("http://hub", "do it"):
         raise error
     assert type(caught.value) is expected
+
+
+def test_a_client_that_another_thread_closed_is_a_hub_that_cannot_be_reached(
+    endpoint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Threads of a download share a client of huggingface_hub, which closes it after an error of the connection."""
+    monkeypatch.setattr("huggingface_hub.utils._http.get_session", lambda: None)
+    with (
+        pytest.raises(HubError, match="cannot ask at .*: the Hub cannot be reached"),
+        _answers(endpoint, "ask"),
+    ):
+        http_backoff("GET", f"{endpoint}/200")
+    with pytest.raises(HubError, match="the answer is not what a Hub says"), _answers(endpoint, "list"):
+        raise AttributeError("'NoneType' object has no attribute 'get'", name="get")
