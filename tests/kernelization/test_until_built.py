@@ -13,6 +13,7 @@ import pytest
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
 
 SCRIPT = """
+import os
 import torch
 from torch import nn
 from kernels_hub import (
@@ -50,6 +51,9 @@ def originals(call):
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
     return Counted.calls - before
 
+def let_it_build():
+    open(os.environ["KERNELS_HUB_CACHE"] + "/go-on", "w").close()
+
 def swapped(**options):
     mapping = {"SiLU": {"cpu": BundledLayerRepository("activation", layer_name="SiLU")}}
     with use_kernel_mapping(mapping, inherit_mapping=False):
@@ -81,10 +85,16 @@ def run(tmp_path: Path, then: str, compiler: str = "", **environment: str) -> li
 
 
 def slow_compiler(tmp_path: Path) -> str:
-    """A compiler that takes its time, and none to optimize."""
+    """A compiler that waits until `let_it_build` is called, or its process is gone, and takes no time to optimize."""
     path = tmp_path / "slow-g++"
     path.write_text(
-        f'#!/bin/sh\ncase "$*" in *--version*) ;; *) sleep 3 ;; esac\nexec {shutil.which("g++")} "$@" -O1\n'
+        f"""#!/bin/sh
+case "$*" in
+    *--version*) ;;
+    *) until [ -e "$KERNELS_HUB_CACHE/go-on" ] || ! kill -0 $PPID; do sleep 0.05; done ;;
+esac
+exec {shutil.which("g++")} "$@" -O1
+"""
     )
     path.chmod(0o755)
     return str(path)
@@ -98,6 +108,7 @@ assert not native._BUILDS, "nothing is built before it is called"
 print(originals(lambda: [model(x)]))
 swapped()  # again, which changes nothing
 print(originals(lambda: [model(x)]))
+let_it_build()
 assert wait_until_compiled(model, timeout=800)
 print(originals(lambda: [model(x)]), originals(lambda: [model(x)]))
 restore(model)
@@ -113,7 +124,11 @@ def test_the_original_runs_until_the_kernel_is_built(tmp_path: Path) -> None:
 def test_nothing_changes_within_a_generate(tmp_path: Path) -> None:
     then = """
 swapped()
-waited = lambda: wait_until_compiled(model, timeout=800)
+
+def waited():
+    let_it_build()
+    wait_until_compiled(model, timeout=800)
+
 print(originals(lambda: model.generate(x, waited)), originals(lambda: model.generate(x, waited)))
 """
     assert run(tmp_path, then, slow_compiler(tmp_path)) == ["2", "0"]

@@ -15,6 +15,8 @@ pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
 SCRIPT = """
 import os, sys, time, torch
 from kernels_hub import BundledLayerRepository
+def let_it_build():
+    open(os.environ["KERNELS_HUB_CACHE"] + "/go-on", "w").close()
 softly = BundledLayerRepository("activation", layer_name="SiLU").load("cpu")
 x = torch.randn(64, 256)
 native = sys.modules[softly.__module__.partition(".")[0] + ".native"]
@@ -26,6 +28,7 @@ print("first", kernels._library() is not None)
 {ending}
 """
 WAITED = """
+let_it_build()
 assert native.wait_for_builds(500)
 print("then", kernels._library() is not None)
 torch.testing.assert_close(softly.forward(torch.nn.SiLU(), x), expected)
@@ -47,10 +50,16 @@ def run(
 
 
 def slow_compiler(tmp_path: Path) -> str:
-    """A compiler that takes its time, and none to optimize."""
+    """A compiler that waits until `let_it_build` is called, or its process is gone, and takes no time to optimize."""
     path = tmp_path / "slow-g++"
     path.write_text(
-        f'#!/bin/sh\ncase "$*" in *--version*) ;; *) sleep 2 ;; esac\nexec {shutil.which("g++")} "$@" -O1\n'
+        f"""#!/bin/sh
+case "$*" in
+    *--version*) ;;
+    *) until [ -e "$KERNELS_HUB_CACHE/go-on" ] || ! kill -0 $PPID; do sleep 0.05; done ;;
+esac
+exec {shutil.which("g++")} "$@" -O1
+"""
     )
     path.chmod(0o755)
     return str(path)
@@ -103,6 +112,7 @@ def test_interpreter_exit_meanwhile(tmp_path: Path) -> None:
 def test_forked_meanwhile(tmp_path: Path) -> None:
     ending = """
 pid = os.fork()
+let_it_build()
 if pid == 0:
     kernels._library()
     os._exit(0 if native.wait_for_builds(500) and kernels._library() is not None else 1)
@@ -123,6 +133,7 @@ if pid == 0:
     os.close(open_while_it_lives)
     os.read(ends, 1)
     os._exit(0)
+let_it_build()
 print("built", native.wait_for_builds(100))
 os.close(open_while_it_lives)
 os.waitpid(pid, 0)
@@ -140,6 +151,7 @@ pid = os.fork()
 if pid == 0:
     sys.exit(0)
 os.waitpid(pid, 0)
+let_it_build()
 assert native.wait_for_builds(500)
 print("then", kernels._library() is not None)
 """
@@ -154,6 +166,7 @@ def test_a_fork_takes_no_lock_along(tmp_path: Path) -> None:
 import ctypes, threading
 from pathlib import Path
 ends, open_while_it_lives = os.pipe()
+let_it_build()
 with native._one_at_a_time(Path(os.environ["KERNELS_HUB_CACHE"])):
     if ctypes.CDLL(None).fork() == 0:
         os.close(open_while_it_lives)
