@@ -14,6 +14,7 @@ import pytest
 from hypothesis import settings
 
 from tests import hub_databases, postgresql_server
+from tests.in_memory import memory_folder
 
 # Before huggingface_hub is imported, which reads them once. Subprocesses inherit them.
 os.environ["HF_ENDPOINT"] = "http://127.0.0.1:9"
@@ -35,6 +36,10 @@ os.environ["KERNELS_HUB_CALIBRATION"] = "ignore"
 # cores from those that they wait for. Read when torch is imported; subprocesses inherit it.
 for name, value in (("OMP_WAIT_POLICY", "passive"), ("GOMP_SPINCOUNT", "0")):
     os.environ.setdefault(name, value)
+
+# The folders of `tmp_path`: no disk makes the tests wait. Read when the first of them is made.
+if (memory := memory_folder()) is not None:
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(memory))
 
 # The same examples every time, so that a failure is of the change that brought it. To look for new ones:
 # HYPOTHESIS_PROFILE=default python -m pytest …
