@@ -137,13 +137,13 @@ def test_a_case_that_fails_is_passed_by_and_a_run_goes_on(
         subprocess, "Popen", lambda command, **given: start([sys.executable, "-c", STAND_IN], **given)
     )
     journal = Journal(tmp_path / "results.jsonl")
-    one = Slice(1, "stand-in", "", lambda target: iter(()), minutes=5.0, case_minutes=3 / 60)
+    one = Slice(1, "stand-in", "", lambda target: iter(()), minutes=5.0, case_minutes=2 / 60)
     assert run_slices([one], journal, How(rehearsal=True))
     errors = {entry.case: entry.error for entry in Journal(tmp_path / "results.jsonl").of(1)}
     assert list(errors) == ["right", "crashes", "hangs", "raises", "last"]
     assert errors["right"] == errors["last"] == ""
     assert "ended the process (exit 7): CUDA error: an illegal" in errors["crashes"]
-    assert "took over 3 s" in errors["hangs"] and "wrong numbers" in errors["raises"]
+    assert "took over 2 s" in errors["hangs"] and "wrong numbers" in errors["raises"]
 
     beside = Journal(tmp_path / "beside.jsonl")
     assert run_slices([one], beside, How(rehearsal=True, once="ours", jobs=3, only="right|raises|last"))
