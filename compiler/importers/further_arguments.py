@@ -80,6 +80,19 @@ class FurtherArgument:
 
         return self._with(told)
 
+    @property
+    def told(self) -> list[CallSize]:
+        """The sizes that a call tells."""
+        found: list[CallSize] = []
+
+        def add(one: object) -> object:
+            sizes = (*one.shape, *one.strides) if isinstance(one, _Like) else (one,)
+            found.extend(size for size in sizes if isinstance(size, CallSize))
+            return one
+
+        self._with(add)
+        return found
+
     def tensor(self, sizes: Mapping[str, int]) -> torch.Tensor:
         """The argument of one run. sizes: of all symbols."""
         made = self._with(lambda one: one.of(sizes) if isinstance(one, (CallSize, _Like)) else one)

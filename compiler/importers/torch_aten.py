@@ -164,14 +164,18 @@ def import_aten(
     )  # fmt: skip
     work.run([node.name for index, node in enumerate(placeholders[:count]) if index not in weights], {})
     graph = work.graph
-    needs_sizes = bool(making) or any(any(one.told) for one in work.results)
+    further = tuple(one.in_dims(work.sizes.dim) for one in making)
+    told = [size for one in (*further, *work.results) for size in one.told]
+    sizes = sizes_of(placeholders[:given]) if told else {}
+    if untold := {one.name for one in dim_symbols(size.dim for size in told)} - sizes.keys():
+        raise CompilerError(f"{name} takes {', '.join(sorted(untold))}, which no argument tells as it is")
     return AtenGraph(
         graph,
         tuple(places[one] for one in graph.inputs),
         {one: places[one] for one in state if one in graph.weights},
         tuple(work.results),
-        tuple(one.in_dims(work.sizes.dim) for one in making),
-        sizes_of(placeholders[:given]) if needs_sizes else {},
+        further,
+        sizes,
         asserts=work.holds is not None,
     )
 
@@ -311,13 +315,8 @@ class _Importer(Importer):
         return Result(output=self.owners[owner], layout=None if owner is node else layout)
 
     def _at_calls(self, size: int | torch.SymInt) -> Size:
-        """A size as a number, or as what a call tells. Raises UnsupportedArgumentsError where no argument does."""
-        found = told_at_calls(self.sizes.dim(size))
-        if isinstance(found, CallSize):
-            known = sizes_of(self.program.graph.find_nodes(op="placeholder"))
-            if not {one.name for one in dim_symbols([found.dim])} <= known.keys():
-                raise UnsupportedArgumentsError(f"its size {found.dim} is told by no argument")
-        return found
+        """A size as a number, or as what a call tells. Raises UnsupportedArgumentsError for what no dim is."""
+        return told_at_calls(self.sizes.dim(size))
 
     def _emit(self, value: object) -> int:
         place = len(self.graph.outputs)

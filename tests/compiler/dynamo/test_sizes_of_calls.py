@@ -165,3 +165,15 @@ def test_bits_as_another_dtype_in_cpp():
     x = torch.randn(3, 16) * 100
     found = compiled(bits_as_others, engine="cpp")(x)
     torch.testing.assert_close(found, bits_as_others(x), equal_nan=True, rtol=0, atol=0)
+
+
+def test_numbers_that_only_a_relation_tells_fall_back():
+    """The sizes that a caller asks for hang together with those of the argument."""
+
+    def unpool(x, places, size):
+        return F.max_unpool1d(x, places, 3, stride=2, output_size=size)
+
+    function = torch.compile(unpool, backend=kernels_hub, dynamic=True, options={"fallback": "eager"})
+    for shape in ((1, 2, 7), (1, 3, 5)):
+        x, places = F.max_pool1d(torch.randn(shape), 3, stride=2, return_indices=True)
+        torch.testing.assert_close(function(x, places, shape), unpool(x, places, shape))
