@@ -165,7 +165,8 @@ def import_aten(
     work.run([node.name for index, node in enumerate(placeholders[:count]) if index not in weights], {})
     graph = work.graph
     further = tuple(one.in_dims(work.sizes.dim) for one in making)
-    told = [size for one in (*further, *work.results) for size in one.told]
+    told = [size for argument in further for size in argument.told]
+    told += [size for result in work.results for size in result.told]
     sizes = sizes_of(placeholders[:given]) if told else {}
     if untold := {one.name for one in dim_symbols(size.dim for size in told)} - sizes.keys():
         raise CompilerError(f"{name} takes {', '.join(sorted(untold))}, which no argument tells as it is")
