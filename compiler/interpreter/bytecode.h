@@ -6,6 +6,7 @@
 // or one number; what is read as it lies in memory is no copy: such a register is a view.
 #pragma once
 
+#include <algorithm>
 #include <cstring>
 #include <vector>
 

@@ -8,10 +8,10 @@
 
 #include <omp.h>
 
-#include <algorithm>
 #include <cstdint>
 
 #include "simd.h"
+#include "standard.h"
 #include "thread_pool.h"
 
 KH_NAMESPACE {
@@ -39,21 +39,21 @@ constexpr int64_t kPartsPerThread = 4, kGrainsPerPart = 8;
 template <class F>
 KH_INLINE void parallel(int64_t n, int64_t grain, F&& body) {
   if (n <= 0) return;
-  const int64_t parts = n <= grain ? 1 : std::min(threads(), ceil_div(n, std::max<int64_t>(grain, 1)));
+  const int64_t parts = n <= grain ? 1 : min(threads(), ceil_div(n, max<int64_t>(grain, 1)));
   if (parts <= 1) {
     body(int64_t{0}, n);
     return;
   }
   if (use_pool) {
-    const int64_t long_parts = n / (kGrainsPerPart * std::max<int64_t>(grain, 1));
-    const int64_t finer = std::clamp(long_parts, parts, kPartsPerThread * parts);
+    const int64_t long_parts = n / (kGrainsPerPart * max<int64_t>(grain, 1));
+    const int64_t finer = clamp(long_parts, parts, kPartsPerThread * parts);
     struct Loop {
       F& body;
       int64_t share, n;
     } loop{body, ceil_div(n, finer), n};
     run_in_pool(ceil_div(n, loop.share), threads(), [](const void* state, int64_t part) {
       const Loop& own = *static_cast<const Loop*>(state);
-      own.body(part * own.share, std::min(part * own.share + own.share, own.n));
+      own.body(part * own.share, min(part * own.share + own.share, own.n));
     }, &loop);
     return;
   }
@@ -61,9 +61,9 @@ KH_INLINE void parallel(int64_t n, int64_t grain, F&& body) {
 #pragma omp parallel
   {
     const RoundingAs caller(state);
-    const int64_t share = ceil_div(n, std::min<int64_t>(parts, omp_get_num_threads()));
+    const int64_t share = ceil_div(n, min<int64_t>(parts, omp_get_num_threads()));
     const int64_t begin = omp_get_thread_num() * share;
-    if (begin < n) body(begin, std::min(begin + share, n));
+    if (begin < n) body(begin, min(begin + share, n));
   }
 }
 
@@ -95,7 +95,7 @@ KH_INLINE void parallel_tasks(int64_t count, int64_t team, F&& body) {
       F& body;
       Tickets& tickets;
     } tasks{body, tickets};
-    run_in_pool(std::min(team, threads()), threads(), [](const void* state, int64_t) {
+    run_in_pool(min(team, threads()), threads(), [](const void* state, int64_t) {
       const Tasks& own = *static_cast<const Tasks*>(state);
       own.body(own.tickets);
     }, &tasks);

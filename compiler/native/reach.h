@@ -2,10 +2,10 @@
 // a mask that shows all that lies inside is not read again.
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
 
 #include "parallel.h"
+#include "standard.h"
 
 KH_NAMESPACE {
 
@@ -35,17 +35,17 @@ KH_INLINE Reach reach_of(int64_t keys, Sees&& sees) {
 #pragma omp simd reduction(min : first) reduction(max : last) reduction(+ : count)
   for (int32_t key = 0; key < none; ++key) {
     const int32_t seen = -static_cast<int32_t>(sees(key));  // all bits or none: compilers vectorise no choice by a byte
-    first = std::min(first, (key & seen) | (none & ~seen));
-    last = std::max(last, (key + 1) & seen);
+    first = min(first, (key & seen) | (none & ~seen));
+    last = max(last, (key + 1) & seen);
     count -= seen;
   }
-  return {std::min(first, last), last, count == last - first || count == 0};
+  return {min(first, last), last, count == last - first || count == 0};
 }
 
 // to (batch, heads, queries) = look(b, h, i), on threads.
 template <class Look>
 void find_reaches(int64_t batch, int64_t heads, int64_t queries, int64_t keys, Reach* to, const Look& look) {
-  parallel(batch * heads * queries, std::max<int64_t>(1, 65536 / (keys + 1)), [&](int64_t begin, int64_t end) {
+  parallel(batch * heads * queries, max<int64_t>(1, 65536 / (keys + 1)), [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row)
       to[row] = look(row / (heads * queries), row / queries % heads, row % queries);
   });

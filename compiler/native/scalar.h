@@ -4,9 +4,7 @@
 // wrap around, what is out of range is as NumPy has it.
 #pragma once
 
-#include <algorithm>
 #include <bit>
-#include <cmath>
 #include <cstdint>
 #include <limits>
 #include <type_traits>
@@ -15,6 +13,7 @@
 #include "vector_math.h"
 #include "parallel.h"
 #include "simd.h"
+#include "standard.h"
 #include "types.h"
 
 // Reductions of floats to the greatest and the least. Clang's own begin with the greatest finite number, which is wrong of
@@ -216,6 +215,6 @@ class Row {
 };
 
 // Turns that are worth a thread, for turns of so many steps.
-KH_INLINE int64_t grain(int64_t steps) { return std::max<int64_t>(1, 65536 / std::max<int64_t>(1, steps)); }
+KH_INLINE int64_t grain(int64_t steps) { return max<int64_t>(1, 65536 / max<int64_t>(1, steps)); }
 
 }  // namespace kh

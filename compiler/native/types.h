@@ -5,11 +5,11 @@
 // them vectorise (compilers convert _Float16 one by one). Source: F. Giesen, float/half conversions (2012).
 #pragma once
 
-#include <algorithm>
 #include <bit>
 #include <cstdint>
 
 #include "simd.h"
+#include "standard.h"
 
 static_assert(sizeof(bool) == 1, "tensors of bool have one byte an element");
 
@@ -51,10 +51,10 @@ struct [[gnu::visibility("default")]] f16 {
   KH_INLINE static uint16_t of(float value) {
     const uint32_t from = std::bit_cast<uint32_t>(value), size = from & 0x7fffffffu;
     // What rounds to infinity is 2^16 at most: as infinity is, a 1 behind the greatest exponent.
-    const uint32_t seen = std::min(size, 0x47800000u);
+    const uint32_t seen = min(size, 0x47800000u);
     // Added to the power of two below, or to 2^-14 below that, what is 2^13 times less has its ten bits, rounded, in the
     // lowest places: of a normal number the 1 before them as well, which counts its exponent up.
-    const uint32_t power = std::max(seen & 0x7f800000u, 0x38800000u);
+    const uint32_t power = max(seen & 0x7f800000u, 0x38800000u);
     const float sum = std::bit_cast<float>(seen) * 0x1p-13f + std::bit_cast<float>(power);
     const uint32_t number = std::bit_cast<uint32_t>(sum) - power + (power >> 13) - 0x1c400u;
     const uint32_t result = size > 0x7f800000u ? 0x7e00u | (size >> 13) : number;

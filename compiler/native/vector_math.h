@@ -9,11 +9,11 @@
 #pragma once
 
 #include <bit>
-#include <cmath>
 #include <cstdint>
 #include <limits>
 
 #include "simd.h"
+#include "standard.h"
 
 KH_NAMESPACE {
 

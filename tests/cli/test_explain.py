@@ -114,7 +114,7 @@ def test_text_for_a_gpu_that_is_not_here(run: Run, folder: Path):
         (("my_models:broken",), 1, "my_models:broken() raised ValueError: no weights"),
         (("my_models:bare",), 1, "lies on the meta device: pass device="),
         (("my_models:model", "--mode", "fast"), 1, "unknown mode 'fast'"),
-        (("my_models:model", "--mode", "fallback"), 1, "kernelize cannot serve"),
+        (("my_models:model", "--mode", "fallback"), 1, "can only be used to register"),
         (("my_models:model", "--device", "gpu"), 1, "unknown device type 'gpu'; known: cpu, cuda"),
         (("my_models:model", "--capability", "90"), 2, "goes with --device cuda or --device rocm"),
         (("my_models:model", "--device", "cuda", "--capability", "sm90"), 2, "write 90 or 9.0"),

@@ -52,6 +52,7 @@ def originals(call):
     return Counted.calls - before
 
 def let_it_build():
+    os.makedirs(os.environ["KERNELS_HUB_CACHE"], exist_ok=True)
     open(os.environ["KERNELS_HUB_CACHE"] + "/go-on", "w").close()
 
 def swapped(**options):

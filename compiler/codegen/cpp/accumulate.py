@@ -155,12 +155,12 @@ def start_across(one: Reduce, body: CppBody, tile: int, *, parted: bool) -> None
     if one.kind in PLACES:
         kind, start = best_start(one, body)
         body.lines.add(f"alignas(64) {kind} {one.name}_best[{tile}];", note_of(one.origin))
-        body.lines.add(f"std::fill_n({one.name}_best, {tile}, {start});")
+        body.lines.add(f"kh::fill_n({one.name}_best, {tile}, {start});")
     kind = value_type(one.dtype) if is_parted(one) and not parted else total_type(one)
     body.lines.add(
         f"alignas(64) {kind} {one.name}_sum[{tile}];", NO_NOTE if one.kind in PLACES else note_of(one.origin)
     )
-    body.lines.add(f"std::fill_n({one.name}_sum, {tile}, {kind}({total_start(one, body)}));")
+    body.lines.add(f"kh::fill_n({one.name}_sum, {tile}, {kind}({total_start(one, body)}));")
 
 
 def feed_across(one: Reduce, body: CppBody, lane: str, place: str, *, parted: bool) -> None:

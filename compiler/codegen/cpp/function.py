@@ -62,7 +62,7 @@ class Function:
     @staticmethod
     def _grain(work: str, worth: int) -> str:
         """Rows that are worth a thread, of work that only the sizes tell."""
-        return f"kh::grain({work})" if worth == GRAIN else f"std::max<int64_t>(1, {worth} / ({work}))"
+        return f"kh::grain({work})" if worth == GRAIN else f"kh::max<int64_t>(1, {worth} / ({work}))"
 
     def row_loop(self, loops: Sequence[Loop]) -> str:
         """The head of the loop over rows; where several loops share it, `row_variables` tells them apart."""

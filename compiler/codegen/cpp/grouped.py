@@ -50,9 +50,7 @@ def print_grouped(
         lines.add("int64_t done = 0;")
         with lines.block(f"for (int64_t group = 0; group < {index(groups)}; ++group)"):
             stride = index(anchor.ends.strides[0])
-            lines.add(
-                f"const int64_t end = std::clamp<int64_t>(*({ends} + group * {stride}), done, {count});"
-            )
+            lines.add(f"const int64_t end = kh::clamp<int64_t>(*({ends} + group * {stride}), done, {count});")
             lines.add("if (end == done) continue;")
             if memory:
                 lines.add(

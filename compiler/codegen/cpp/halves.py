@@ -62,7 +62,7 @@ def print_simd_loop(
     places = [_place(function, one, substitute(one.place, {loop.name: start})) for one in halves]
     arrays = {id(one): f"{name}_wide{number}" for number, one in enumerate(halves)}
     with lines.block(f"for (int64_t {block} = {first}; {block} < {end}; {block} += {BLOCK})"):
-        lines.add(f"const int64_t {stop} = std::min<int64_t>({block} + {BLOCK}, {end});")
+        lines.add(f"const int64_t {stop} = kh::min<int64_t>({block} + {BLOCK}, {end});")
         lines.add(f"float {', '.join(f'{array}[{BLOCK}]' for array in arrays.values())};")
         for one, place in zip(halves, places, strict=True):
             if isinstance(one, Load):

@@ -151,7 +151,7 @@ def _print_tiles(function: Function, turned: Loop) -> None:
     heads, firsts, sizes = [], [], []
     for loop, tiles, size in sides:
         name, first = variable_name(loop.name), f"{variable_name(tiles.name)} * {size}"
-        end = f"std::min<int64_t>({first} + {size}, {body.index(loop.extent)})"
+        end = f"kh::min<int64_t>({first} + {size}, {body.index(loop.extent)})"
         if isinstance(loop.extent, int) and loop.extent % size == 0:
             end = f"{first} + {size}"
         heads.append(f"for (int64_t {name} = {first}; {name} < {end}; ++{name})")

@@ -325,7 +325,7 @@ class _Along(_Reduction):
             block(self._bounds(loop), first, extent, room)
             return
         with self.lines.block(f"for (int64_t block = 0; block < {extent}; block += {BLOCK})"):
-            self.lines.add(f"const int64_t stop = std::min<int64_t>(block + {BLOCK}, {extent});")
+            self.lines.add(f"const int64_t stop = kh::min<int64_t>(block + {BLOCK}, {extent});")
             block(("block", "stop"), "block" if first == "0" else f"{first} + block", "stop - block", BLOCK)
 
 
@@ -356,7 +356,7 @@ class _Across(_Reduction):
             self.lines.add(f"const int64_t start = tile_ * {tile};")
             self.lines.add(f"constexpr int64_t width = {tile};")
         else:
-            rest = f"std::min<int64_t>({tile}, {self.body.index(extent)} - start)"
+            rest = f"kh::min<int64_t>({tile}, {self.body.index(extent)} - start)"
             self.lines.add(f"const int64_t start = tile_ * {tile}, width = {rest};")
         super()._row()
 
@@ -445,7 +445,7 @@ class _Across(_Reduction):
             for reduce in parted:
                 self.lines.add(f"alignas(64) float {reduce.name}_part[{self.tile}] = {{}};")
             if alone:
-                self.lines.add(f"const int64_t stop = std::min<int64_t>(block + {step}, {extent});")
+                self.lines.add(f"const int64_t stop = kh::min<int64_t>(block + {step}, {extent});")
                 with self.lines.block(f"for (int64_t {name} = block; {name} < stop; ++{name})"):
                     inside()
             else:

@@ -70,8 +70,8 @@ class Cpp(CScalars):
 
     def clamp(self, text: str, low: str, high: str) -> str:
         """A float between two numbers."""
-        return f"std::clamp({text}, {low}, {high})"
+        return f"kh::clamp({text}, {low}, {high})"
 
     def extremum(self, kind: str, args: Sequence[str]) -> str:
         """min or max of several."""
-        return f"std::{kind}<std::int64_t>({{{', '.join(args)}}})"
+        return f"kh::{kind}<std::int64_t>({{{', '.join(args)}}})"

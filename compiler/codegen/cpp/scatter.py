@@ -70,7 +70,7 @@ def print_scatter(function: Function) -> None:
                 width = body.index(lanes[0].extent)
                 lines.add(
                     f"const int64_t first_lane = begin * {BLOCK}, "
-                    f"last_lane = std::min<int64_t>(end * {BLOCK}, {width});"
+                    f"last_lane = kh::min<int64_t>(end * {BLOCK}, {width});"
                 )
             nested(order, 0)
             return

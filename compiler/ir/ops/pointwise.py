@@ -271,8 +271,8 @@ ARITHMETIC = (
               spellings=spelled(
                   triton={"float": "tl.maximum({0}, {1}, propagate_nan=tl.PropagateNan.ALL)",
                           "int": "tl.maximum({0}, {1})", "uint": "tl.maximum({0}, {1})"},
-                  cpp={"float": "({0} != {0} || {0} > {1} ? {0} : {1})", "int": "std::max({0}, {1})",
-                       "uint": "std::max({0}, {1})"},
+                  cpp={"float": "({0} != {0} || {0} > {1} ? {0} : {1})", "int": "({0} < {1} ? {1} : {0})",
+                       "uint": "({0} < {1} ? {1} : {0})"},
               ),
               source="numpy.maximum; torch.maximum"),
     pointwise("minimum", "the lesser; NaN if either is", np.minimum, REALS, arity=2,
@@ -281,8 +281,8 @@ ARITHMETIC = (
               spellings=spelled(
                   triton={"float": "tl.minimum({0}, {1}, propagate_nan=tl.PropagateNan.ALL)",
                           "int": "tl.minimum({0}, {1})", "uint": "tl.minimum({0}, {1})"},
-                  cpp={"float": "({0} != {0} || {0} < {1} ? {0} : {1})", "int": "std::min({0}, {1})",
-                       "uint": "std::min({0}, {1})"},
+                  cpp={"float": "({0} != {0} || {0} < {1} ? {0} : {1})", "int": "({1} < {0} ? {1} : {0})",
+                       "uint": "({1} < {0} ? {1} : {0})"},
               ),
               source="numpy.minimum; torch.minimum"),
     pointwise("atan2", "the angle of the point (b, a)", np.arctan2, ("float",), arity=2, cost=40,
@@ -345,7 +345,8 @@ BITS = (
                   triton={"int": "{0} >> tl.where({1} >= 0, tl.minimum({1}, {0}.dtype.primitive_bitwidth - 1), "
                                  "{0}.dtype.primitive_bitwidth - 1).to({0}.dtype)",
                           "uint": "tl.where({1} < {0}.dtype.primitive_bitwidth, {0} >> {1}, 0)"},
-                  cpp={"int": "({0} >> std::min<std::uint64_t>({1}, 8 * sizeof({0}) - 1))",
+                  cpp={"int": "({0} >> (static_cast<std::uint64_t>({1}) < 8 * sizeof({0}) ? {1} : "
+                              "8 * sizeof({0}) - 1))",
                        "uint": "(static_cast<std::uint64_t>({1}) < 8 * sizeof({0}) ? {0} >> {1} : 0)"},
               ),
               source="numpy.right_shift"),

@@ -182,8 +182,8 @@ def test_indices():
     assert cpp.index(mod(i.index - 1, n)) == "kh::floor_mod((i - 1), n_n)"
     assert cpp.index(floordiv(i.index - 4, n)) == "kh::floor_div((i - 4), n_n)"
     assert cpp.index(dim_min(n, 7)) in {
-        "std::min<std::int64_t>({7, n_n})",
-        "std::min<std::int64_t>({n_n, 7})",
+        "kh::min<std::int64_t>({7, n_n})",
+        "kh::min<std::int64_t>({n_n, 7})",
     }
     below = Triton(Ranges([i])).index(floordiv(i.index - 4, n))
     assert below == "(((i - 4) - tl.where((i - 4) < 0, n_n - 1, 0)) // n_n)"

@@ -6,7 +6,7 @@ static void kernel_norm_rows(const float* in_x, const float* in_w, float* out_y,
   for (int64_t i = begin; i < end; ++i) {
     double v1_sum = 0;
     for (int64_t block = 0; block < 700; block += 512) {
-      const int64_t stop = std::min<int64_t>(block + 512, 700);
+      const int64_t stop = kh::min<int64_t>(block + 512, 700);
       float v1_part = 0;
       #pragma omp simd reduction(+ : v1_part)
       for (int64_t k = block; k < stop; ++k) {
@@ -19,7 +19,7 @@ static void kernel_norm_rows(const float* in_x, const float* in_w, float* out_y,
     const float v3 = v1 * 0.0014285714f;
     double v6_sum = 0;
     for (int64_t block = 0; block < 700; block += 512) {
-      const int64_t stop = std::min<int64_t>(block + 512, 700);
+      const int64_t stop = kh::min<int64_t>(block + 512, 700);
       float v6_part = 0;
       #pragma omp simd reduction(+ : v6_part)
       for (int64_t k = block; k < stop; ++k) {

@@ -5,13 +5,13 @@
 static void kernel_softmax_rows(const float* in_x, float* out_y, std::int64_t* out_at, const int64_t n_columns, int64_t begin, int64_t end) {
   alignas(64) float v3_row[1920];
   for (int64_t tile_ = begin; tile_ < end; ++tile_) {
-    const int64_t start = tile_ * 64, width = std::min<int64_t>(64, n_columns - start);
+    const int64_t start = tile_ * 64, width = kh::min<int64_t>(64, n_columns - start);
     alignas(64) float v1_sum[64];
-    std::fill_n(v1_sum, 64, float((-std::numeric_limits<float>::infinity())));
+    kh::fill_n(v1_sum, 64, float((-std::numeric_limits<float>::infinity())));
     alignas(64) float v9_best[64];
-    std::fill_n(v9_best, 64, (-std::numeric_limits<float>::infinity()));
+    kh::fill_n(v9_best, 64, (-std::numeric_limits<float>::infinity()));
     alignas(64) std::int64_t v9_sum[64];
-    std::fill_n(v9_sum, 64, std::int64_t(0));
+    kh::fill_n(v9_sum, 64, std::int64_t(0));
     for (int64_t k = 0; k < 30; ++k) {
       #pragma omp simd
       for (int64_t i = start; i < start + width; ++i) {
@@ -28,7 +28,7 @@ static void kernel_softmax_rows(const float* in_x, float* out_y, std::int64_t* o
       out_at[i] = v9;
     }
     alignas(64) float v4_sum[64];
-    std::fill_n(v4_sum, 64, float(0));
+    kh::fill_n(v4_sum, 64, float(0));
     for (int64_t k = 0; k < 30; ++k) {
       #pragma omp simd
       for (int64_t i = start; i < start + width; ++i) {
