@@ -167,8 +167,9 @@ def import_aten(
     further = tuple(one.in_dims(work.sizes.dim) for one in making)
     told = [size for argument in further for size in argument.told]
     told += [size for result in work.results for size in result.told]
-    sizes = sizes_of(placeholders[:given]) if told else {}
-    if untold := {one.name for one in dim_symbols(size.dim for size in told)} - sizes.keys():
+    needed = {one.name for one in dim_symbols(size.dim for size in told)}
+    sizes = {one: of for one, of in sizes_of(placeholders[:given]).items() if one in needed}
+    if untold := needed - sizes.keys():
         raise CompilerError(f"{name} takes {', '.join(sorted(untold))}, which no argument tells as it is")
     return AtenGraph(
         graph,

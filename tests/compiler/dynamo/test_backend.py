@@ -24,14 +24,6 @@ from kernels_hub.compiler.errors import ImportFailure
 from kernels_hub.compiler.importers.aten_ops import HANDLERS
 
 
-@pytest.fixture(autouse=True)
-def _fresh():
-    torch._dynamo.reset()
-    statistics.clear()
-    yield
-    torch._dynamo.reset()
-
-
 def compiled(model, **options):
     options = {"engines": ("library",), "fallback": "error", **options}
     return torch.compile(model, backend=kernels_hub, options=options)

@@ -27,14 +27,6 @@ VIEWS = {
 }
 
 
-@pytest.fixture(autouse=True)
-def _fresh():
-    torch._dynamo.reset()
-    statistics.clear()
-    yield
-    torch._dynamo.reset()
-
-
 def compiled(function, *, dynamic=None, engine="library"):
     options = {"engines": (engine,), "fallback": "error"}
     return torch.compile(function, backend=kernels_hub, dynamic=dynamic, options=options)
