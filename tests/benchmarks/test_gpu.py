@@ -47,7 +47,7 @@ sys.exit(pytest.main(others))
 """`python -m benchmarks.gpu`, then pytest, in one process: each takes seconds to start."""
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_rehearsal(tmp_path: Path) -> None:
     """Which lines run is coverage.py's to say: it looks at those of the package alone, so that the others run fast."""
     (tmp_path / "liger_kernel").mkdir()

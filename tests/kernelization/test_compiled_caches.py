@@ -186,7 +186,8 @@ WINDOWED = [
 ]
 
 
-@pytest.mark.parametrize(("kind", "more"), first(1, WINDOWED))
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(("kind", "more"), WINDOWED)
 def test_a_sliding_window_that_is_not_reached(kind: str, more: dict[str, Any]):
     model, original = windowed(kind, 32, **more), windowed(kind, 32, **more)
     kernelize(model, mode=Mode.INFERENCE)
@@ -256,7 +257,7 @@ def test_a_cache_that_records_its_past_runs_the_original(caplog: pytest.LogCaptu
     assert "a cache of DynamicSlidingWindowLayer is among the arguments" in caplog.text
 
 
-@pytest.mark.parametrize("length", [5, 9])
+@pytest.mark.parametrize(("length",), first(1, [(9,), (5,)]))
 def test_a_model_that_makes_a_cache_with_a_window(length: int):
     """The cache that comes out forgets as the original's does, and goes on so."""
     models = [windowed("Gemma2ForCausalLM", 8, **HYBRID).model for _ in range(2)]
@@ -326,7 +327,8 @@ def states(cache: Any) -> list[Tensor]:
     return [one for one in found if one is not None]
 
 
-@pytest.mark.parametrize(("kind", "more"), first(1, HYBRIDS))
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(("kind", "more"), HYBRIDS)
 def test_layers_of_several_kinds_in_a_cache(kind: str, more: dict[str, Any]):
     """Layers that hold states, keys and values, both, some of the states alone, or nothing."""
     torch.manual_seed(0)

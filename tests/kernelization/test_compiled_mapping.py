@@ -148,6 +148,7 @@ def test_a_model_inside_of_a_model():
     assert rows["bert"].swapped and rows["classifier"].layer_name == "Linear"
 
 
+@pytest.mark.exhaustive
 def test_a_mixture_that_marks_what_it_chose():
     """Phi-MoE hides its first expert before it chooses the second."""
     config = transformers.PhimoeConfig(

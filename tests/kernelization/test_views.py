@@ -268,6 +268,7 @@ def test_gradients_flow_through_views_and_end_where_eager_ends_them(tmp_path: An
     torch.testing.assert_close(gradients[1], gradients[0])
 
 
+@pytest.mark.exhaustive
 def test_dinov2_is_compiled_whole() -> None:
     transformers = pytest.importorskip("transformers", reason="needs the package transformers")
     config = transformers.Dinov2Config(

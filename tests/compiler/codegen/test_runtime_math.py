@@ -293,6 +293,7 @@ def test_functions_behind_a_product_vectorise(tmp_path):
     assert [name for place, name in enumerate(names) if 5 + each * place not in lines] == []
 
 
+@pytest.mark.exhaustive
 @pytest.mark.skipif(targets() in (("native",), ("x86-64",)), reason="vectors of x86-64 with FMA")
 def test_functions_of_functions_vectorise(tmp_path):
     """What one of them gives for its bounds decides what the next asks: such questions must stay selects of numbers."""

@@ -17,7 +17,6 @@ from kernels_hub.compiler.export.emit_layer import Emitted, emit_layer
 from kernels_hub.compiler.export.gpu_binaries import Launched, compile_ahead, sizes_of
 from kernels_hub.compiler.export.resources import SHARED_LIMIT, Resources
 from kernels_hub.compiler.export.triton_program import knob_table
-from tests.combinations import first
 from tests.compiler.export.emitted_layers import gated_mlp
 
 pytest.importorskip("triton", reason="needs Triton")
@@ -27,8 +26,8 @@ WARPS = {"onnx_layer": {"k4_attention_add_kernel": {"num_warps": 16}}}
 """Layer -> knobs without which a kernel would spill, by a few registers: on sm_80 with Triton 3.9, elsewhere with 3.7."""
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("fixture",), first(1, [("onnx_layer",), ("bert_layer",)]))
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("fixture", ["onnx_layer", "bert_layer"])
 def test_every_kernel_of_a_layer(fixture: str, request: pytest.FixtureRequest):
     """For all architectures, without spills, in the shared memory that there is, with no other knobs than `WARPS`."""
     emitted: Emitted = request.getfixturevalue(fixture)
