@@ -37,6 +37,7 @@ from kernels_hub.compiler.ir.op import Trait
 from kernels_hub.compiler.schedule.choices import Choices
 from kernels_hub.compiler.schedule.cost import kernel_cost
 from kernels_hub.compiler.schedule.expand import expanded
+from kernels_hub.compiler.schedule.fourier import has_products
 from kernels_hub.compiler.schedule.inlining import NATIVE_ONLY, refused
 from kernels_hub.compiler.schedule.kernel import Buffer, Role, Schedule
 from kernels_hub.compiler.schedule.memory import number
@@ -249,7 +250,7 @@ def _why_not(node: Node) -> str | None:
             return f"Metal has no {value.dtype}"
     if node.op.name == "call":
         return next(iter(unspelled(node.attrs["callee"]).values()), None)
-    if node.op.name in NATIVE_ONLY:
+    if node.op.name in NATIVE_ONLY and not has_products(node):
         return f"{node.op.name} has no form in Metal"
     if node.op.name == "resize" and node.symbols():
         return "Metal has no float64, in which places of a resize to an open size are computed"

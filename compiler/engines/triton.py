@@ -48,6 +48,7 @@ from kernels_hub.compiler.runtime.arena import Arenas
 from kernels_hub.compiler.runtime.launcher import Launcher
 from kernels_hub.compiler.runtime.triton_program import Step, TritonProgram, on_device
 from kernels_hub.compiler.schedule.cost import kernel_cost
+from kernels_hub.compiler.schedule.fourier import has_products
 from kernels_hub.compiler.schedule.inlining import NATIVE_ONLY, refused
 from kernels_hub.compiler.schedule.kernel import Role, Schedule
 from kernels_hub.compiler.schedule.memory import number
@@ -259,7 +260,7 @@ def unspelled(graph: Graph) -> dict[Value, str]:
 def _why_not(node: Node) -> str | None:
     if Trait.POINTWISE in node.op.traits and node.operands:
         return check_spelled(node, [operand.dtype for operand in node.operands])
-    if node.op.name in NATIVE_ONLY:
+    if node.op.name in NATIVE_ONLY and not has_products(node):
         return f"{node.op.name} has no form in Triton"
     if node.op.name != "call":
         return None

@@ -352,6 +352,11 @@ class Operators:
         """These dims backwards."""
         return self.apply("flip", self, axes=sorted(self.axis(a) for a in axes))
 
+    def parts(self) -> tuple[Self, Self]:
+        """The real and the imaginary parts of a value (…, 2 n), which has a pair for each complex number."""
+        pairs = self.reshape((*self.shape[:-1], self.shape[-1] // 2, 2))
+        return pairs.slice(-1, 0, 1).squeeze(-1), pairs.slice(-1, 1, 2).squeeze(-1)
+
     def pad(
         self, padding: Sequence[tuple[Dim, Dim]], value: Self | Number = 0, *, mode: str = "constant"
     ) -> Self:

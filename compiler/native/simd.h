@@ -158,7 +158,7 @@ class Workspace {
 };
 
 // What a thread keeps, by use: a use must not nest within itself.
-enum class Use { kLeft, kRight, kColumns, kRow, kInput, kAttention };
+enum class Use { kLeft, kRight, kColumns, kRow, kInput, kAttention, kTransform };
 template <Use>
 inline Workspace& workspace() {
   static thread_local Workspace kept;

@@ -6,7 +6,7 @@ inlining   which values are inlined into their users, and which a loop nest comp
 layout     row-major, or channels last around convolutions
 lower      values as loads and computations at an index: views (views), pads and gathers cost nothing
 fuse       fusion groups: which values share a loop nest; split cuts its loops at a concat or a pad
-anchors    products, convolutions, attentions, sorts, recurrences and ensembles, which nests are built around
+anchors    products, convolutions, attentions, sorts, Fourier transforms …, which nests are built around
 index      offsets in memory as expressions of loop variables, simplified by the ranges of these
 kernel     what a schedule is made of: buffers, loops, statements, kernels
 memory     one arena: buffers placed by lifetime

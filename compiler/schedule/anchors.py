@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from kernels_hub.compiler.ir.graph import Value
+from kernels_hub.compiler.ir.ops.fourier import samples_of
 from kernels_hub.compiler.schedule.index import Loop, Ranges, linear
 from kernels_hub.compiler.schedule.kernel import (
     Anchor,
@@ -13,6 +14,7 @@ from kernels_hub.compiler.schedule.kernel import (
     Convolution,
     Coupling,
     FewBitsProduct,
+    FourierTransform,
     GroupedProduct,
     Order,
     Product,
@@ -73,6 +75,8 @@ def make_anchor(value: Value, loops: tuple[Loop, ...], name: str, buffer_of: Buf
         return Trees(name, value.attrs["aggregate"], x, roots, nodes, weights, origin)
     if value.op_name == "pairwise_coupling":
         return Coupling(name, view_of(value.operands[0], buffer_of), origin)
+    if value.op_name == "fourier":
+        return _transform(value, name, buffer_of)
     if value.op_name == "argkth":
         x, attrs = view_of(value.operands[0], buffer_of), value.attrs
         return Order(name, x, attrs["axis"], descending=False, kth=attrs["k"] - 1, origin=origin)
@@ -100,6 +104,15 @@ def _recurrence(value: Value, name: str, buffer_of: BufferOf) -> Recurrence:
     return Recurrence(
         name, attrs["cell"], attrs["reverse"], x, weight, h, c, bias, scales, zeros, lengths, value.dtype,
         value.node.origin,
+    )  # fmt: skip
+
+
+def _transform(value: Value, name: str, buffer_of: BufferOf) -> FourierTransform:
+    attrs = value.attrs
+    real, *imaginary = (view_of(operand, buffer_of) for operand in value.operands)
+    return FourierTransform(
+        name, attrs["form"], attrs["inverse"], attrs["axis"], samples_of(real.shape, attrs), attrs["scale"], real,
+        imaginary[0] if imaginary else None, value.dtype, value.node.origin,
     )  # fmt: skip
 
 

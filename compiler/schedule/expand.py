@@ -7,7 +7,7 @@ transposed convolution, a convolution of all its phases (`transposed`); a convol
 one without them (`blind_taps`); one to few channels, one to blocks of pixels (`pixel_blocks`); a log-softmax of which
 each row gives one element, that element (`picks`); a weight of few bits, shifts and arithmetic; a resize that is no
 repetition, gathers (`interpolate`); a median or a binary search, sorts and gathers (`ordered`); a scatter that adds up
-or multiplies narrow floats, one of float32.
+or multiplies narrow floats, one of float32; for GPUs, a Fourier transform, products (`fourier`).
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from kernels_hub.compiler.ir.graph import Graph, Node, Value
 from kernels_hub.compiler.ir.transform import rebuild
 from kernels_hub.compiler.ir.types import DType
 from kernels_hub.compiler.schedule.blind_taps import seeing_taps, without_blind_taps
+from kernels_hub.compiler.schedule.fourier import has_products, in_products
 from kernels_hub.compiler.schedule.group_norm import group_norm_of, written_out
 from kernels_hub.compiler.schedule.interpolate import interpolated, is_interpolated
 from kernels_hub.compiler.schedule.lower import SCATTERS, repeats
@@ -30,10 +31,10 @@ from kernels_hub.compiler.schedule.scores import ANCHOR_DTYPES, attention_parts
 from kernels_hub.compiler.schedule.transposed import by_phases, has_phases
 
 
-def expanded(graph: Graph, dtypes: frozenset[DType] = ANCHOR_DTYPES, *, pixel_blocks: bool = False) -> Graph:
+def expanded(graph: Graph, dtypes: frozenset[DType] = ANCHOR_DTYPES, *, cpu: bool = False) -> Graph:
     """The graph with all composite ops written out; of the same signature.
 
-    dtypes: those that anchors take. pixel_blocks: for a target whose convolutions make vectors of output channels.
+    dtypes: those that anchors take. cpu: for one, whose convolutions make vectors of output channels.
     """
     callees: dict[int, Graph] = {}
 
@@ -46,7 +47,7 @@ def expanded(graph: Graph, dtypes: frozenset[DType] = ANCHOR_DTYPES, *, pixel_bl
             if (norm := group_norm_of(node.results[0], operands)) is not None:
                 return (written_out(norm),)
             if id(callee) not in callees:
-                callees[id(callee)] = expanded(callee, dtypes, pixel_blocks=pixel_blocks)
+                callees[id(callee)] = expanded(callee, dtypes, cpu=cpu)
             return new.call(callees[id(callee)], *operands)
         if name in {"softmax", "log_softmax"}:
             return (_softmax(operands[0], node.attrs["axis"], log=name == "log_softmax"),)
@@ -57,13 +58,13 @@ def expanded(graph: Graph, dtypes: frozenset[DType] = ANCHOR_DTYPES, *, pixel_bl
         if name == "gather_elements" and picks_one(node, operands[0]):
             return (picked(operands[0], operands[1], node.attrs["axis"]),)
         if name in {"conv", "conv_transpose"}:
-            return _convolution(new, node, operands, pixel_blocks=pixel_blocks)
+            return _convolution(new, node, operands, cpu=cpu)
         if name == "dequantize":
             w, scales, *zeros = operands
             given = zeros[0] if zeros else None
             return (dequantized(w, scales, given, node.attrs["bits"], node.attrs["depth"]),)
-        if (read := _read_at_places(node, operands)) is not None:
-            return (read,)
+        if (found := _in_other_ops(node, operands, cpu=cpu)) is not None:
+            return (found,)
         if name in SCATTERS and _rounds_between(node):
             x, places, updates = operands
             wide = x.dtype.compute
@@ -74,19 +75,21 @@ def expanded(graph: Graph, dtypes: frozenset[DType] = ANCHOR_DTYPES, *, pixel_bl
 
 
 def _convolution(
-    graph: Graph, node: Node, operands: tuple[Value, ...], *, pixel_blocks: bool
+    graph: Graph, node: Node, operands: tuple[Value, ...], *, cpu: bool
 ) -> Sequence[Value] | None:
     if node.op.name == "conv_transpose":
         return (by_phases(node, *operands),) if has_phases(node) else None
     if seeing_taps(node) is not None:
         return (without_blind_taps(graph, node, *operands),)
-    if pixel_blocks and (block := pixels_a_block(node)) > 1:
+    if cpu and (block := pixels_a_block(node)) > 1:
         return (by_blocks(node, block, *operands),)
     return None
 
 
-def _read_at_places(node: Node, operands: tuple[Value, ...]) -> Value | None:
-    """A resize that is no repetition, or what sorting decides; None of another op."""
+def _in_other_ops(node: Node, operands: tuple[Value, ...], *, cpu: bool) -> Value | None:
+    """A resize that is no repetition, what sorting decides, or a transform for a GPU; None of another op."""
+    if not cpu and has_products(node):
+        return in_products(node, operands)
     if node.op.name == "resize" and repeats(node.results[0]) is None and is_interpolated(node):
         return interpolated(node, operands[0])
     return in_order(node, operands) if is_ordered(node) else None

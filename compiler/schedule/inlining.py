@@ -70,12 +70,13 @@ class Kind(enum.Enum):
     RECURRENCE = enum.auto()
     TREES = enum.auto()
     COUPLING = enum.auto()
+    FOURIER = enum.auto()
 
 
 ANCHORS = frozenset(
     {
         Kind.PRODUCT, Kind.CONVOLUTION, Kind.ATTENTION, Kind.GROUPED, Kind.FEW_BITS, Kind.ORDER, Kind.RECURRENCE,
-        Kind.TREES, Kind.COUPLING,
+        Kind.TREES, Kind.COUPLING, Kind.FOURIER,
     }
 )  # fmt: skip
 
@@ -83,7 +84,7 @@ NATIVE_ONLY = (
     ORDERS
     | SORTED
     | SCATTERS
-    | {"grouped_matmul", "matmul_few_bits", "recurrent", "tree_ensemble", "pairwise_coupling"}
+    | {"grouped_matmul", "matmul_few_bits", "recurrent", "tree_ensemble", "pairwise_coupling", "fourier"}
 )
 """Ops that have a kernel in C++, and no form in the language of GPU kernels."""
 
@@ -122,6 +123,8 @@ def kind_of(value: Value, dtypes: frozenset[DType] = ANCHOR_DTYPES) -> Kind | No
         return Kind.TREES if value.operands[1].dtype is types.INT64 else None
     if name == "pairwise_coupling":
         return Kind.COUPLING if value.dtype is types.FLOAT32 else None
+    if name == "fourier":
+        return Kind.FOURIER
     return None
 
 

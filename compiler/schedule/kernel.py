@@ -379,6 +379,30 @@ class Coupling:
 
 
 @dataclass(frozen=True)
+class FourierTransform:
+    """A transform along an axis, as the op "fourier". Outer loops: those of its result.
+
+    real, imaginary: of one shape. samples: how many are transformed.
+    """
+
+    name: str
+    form: str
+    inverse: bool
+    axis: int
+    samples: int
+    scale: float
+    real: View
+    imaginary: View | None
+    dtype: DType
+    origin: str = ""
+
+    @property
+    def views(self) -> tuple[View, ...]:
+        """What it reads."""
+        return (self.real,) if self.imaginary is None else (self.real, self.imaginary)
+
+
+@dataclass(frozen=True)
 class FewBitsProduct:
     """Rows by a weight of few bits, as the op "matmul_few_bits". Outer loops: (m, n).
 
@@ -410,6 +434,7 @@ Anchor = (
     | Recurrence
     | Trees
     | Coupling
+    | FourierTransform
 )
 
 

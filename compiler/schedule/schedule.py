@@ -56,7 +56,7 @@ def schedule(
             return schedule(part, anchors, choices, most_parts, cpu=cpu)
 
         return schedule_stages(graph, choices, again)
-    graph = expanded(graph, anchors, pixel_blocks=cpu)
+    graph = expanded(graph, anchors, cpu=cpu)
     graph = with_partial_reductions(graph, choices.split)
     if refused := unsupported(graph, anchors):
         value, reason = next(iter(refused.items()))

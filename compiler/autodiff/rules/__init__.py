@@ -8,7 +8,16 @@ for each.
 from __future__ import annotations
 
 from kernels_hub.compiler.autodiff.rule import Derivative
-from kernels_hub.compiler.autodiff.rules import contract, indexing, pointwise, pool, reduce, resize, views
+from kernels_hub.compiler.autodiff.rules import (
+    contract,
+    fourier,
+    indexing,
+    pointwise,
+    pool,
+    reduce,
+    resize,
+    views,
+)
 from kernels_hub.compiler.errors import TypeRuleError
 from kernels_hub.compiler.ir.graph import Node
 from kernels_hub.compiler.ir.op import Op, Pull, Trait
@@ -25,7 +34,7 @@ def add_derivative(row: Derivative) -> Derivative:
     return row
 
 
-for family in (pointwise, views, reduce, contract, pool, resize, indexing):
+for family in (pointwise, views, reduce, contract, fourier, pool, resize, indexing):
     for row_ in family.ROWS:
         add_derivative(row_)
 

@@ -8,6 +8,7 @@ from kernels_hub.compiler.codegen.cpp.attention import print_attention
 from kernels_hub.compiler.codegen.cpp.conv import print_convolution
 from kernels_hub.compiler.codegen.cpp.ensembles import print_coupling, print_trees
 from kernels_hub.compiler.codegen.cpp.few_bits import print_few_bits
+from kernels_hub.compiler.codegen.cpp.fourier import print_transform
 from kernels_hub.compiler.codegen.cpp.grouped import print_grouped
 from kernels_hub.compiler.codegen.cpp.nest import print_nest
 from kernels_hub.compiler.codegen.cpp.order import print_order
@@ -25,6 +26,7 @@ from kernels_hub.compiler.schedule.kernel import (
     Convolution,
     Coupling,
     FewBitsProduct,
+    FourierTransform,
     GroupedProduct,
     Nest,
     Order,
@@ -65,6 +67,8 @@ def _print(
         return print_trees(name, nest, lines, names, packed, round_ops=round_ops)
     if isinstance(anchor, Coupling):
         return print_coupling(name, nest, lines, names, round_ops=round_ops)
+    if isinstance(anchor, FourierTransform):
+        return print_transform(name, nest, lines, names, round_ops=round_ops)
     if not is_known(anchor, round_ops=round_ops) or nest.inner or is_empty(nest.outer):
         return print_nest(name, as_loops(nest), lines, names, round_ops=round_ops)
     if isinstance(anchor, Product):
@@ -100,7 +104,7 @@ def header_of(nest: Nest) -> str | None:
 
 _HEADERS: dict[type[Anchor], str] = {
     FewBitsProduct: "linked_few_bits.h", Order: "order.h", Recurrence: "linked_recurrent.h",
-    Trees: "linked_ensembles.h", Coupling: "linked_ensembles.h",
+    Trees: "linked_ensembles.h", Coupling: "linked_ensembles.h", FourierTransform: "linked_fourier.h",
 }  # fmt: skip
 
 FILES: dict[type[Anchor], tuple[str, ...]] = {
@@ -113,6 +117,7 @@ FILES: dict[type[Anchor], tuple[str, ...]] = {
     Recurrence: ("linked_recurrent.cpp",),
     Trees: ("linked_ensembles.cpp",),
     Coupling: ("linked_ensembles.cpp",),
+    FourierTransform: ("linked_fourier.cpp",),
 }
 """What the runtime computes -> its source files for that, of float32."""
 _NARROW = {

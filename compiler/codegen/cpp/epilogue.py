@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kernels_hub.compiler.codegen.c_text import Lines
+from kernels_hub.compiler.codegen.cpp.scalar import storage_type
 from kernels_hub.compiler.codegen.cpp.text import CppBody
 from kernels_hub.compiler.codegen.lines import note_of
 from kernels_hub.compiler.codegen.loops import levels, merged, turns, without_single
 from kernels_hub.compiler.codegen.names import Names
 from kernels_hub.compiler.codegen.scalar import Scalars, variable_name
-from kernels_hub.compiler.ir.types import FLOAT32
+from kernels_hub.compiler.ir.types import FLOAT32, DType
 from kernels_hub.compiler.schedule.index import Loop
 from kernels_hub.compiler.schedule.kernel import Nest, variables
 
@@ -23,8 +24,9 @@ def print_epilogue(
     *,
     round_ops: bool,
     tail: str,
+    dtype: DType = FLOAT32,
 ) -> None:
-    """Write the inside of `[=](…, int64_t j, int64_t count, const float* acc) {…}` and its end.
+    """Write the inside of `[=](…, int64_t j, int64_t count, const float* acc) {…}` and its end. dtype: of `acc`.
 
     The nest's outer loops but for the last are counted row-major by parameters: (name, how many loops) each, in order.
     The last is the row: elements j to j + count, which lie in `acc`.
@@ -44,7 +46,7 @@ def print_epilogue(
     printer = CppBody(lines, names, loops, round_ops=round_ops)
     printer.know(body)
     printer.know_stores(body)
-    printer.dtypes[nest.anchor.name] = FLOAT32
+    printer.dtypes[nest.anchor.name] = dtype
     at = levels(body, loops, own={nest.anchor.name: len(loops)})
     lines.depth += 1
     for name, group in groups:
@@ -55,7 +57,7 @@ def print_epilogue(
     with lines.block("for (int64_t l = 0; l < count; ++l)"):
         if any(column.name in variables(statement) for statement in body):
             lines.add(f"const int64_t {variable_name(column.name)} = j + l;")
-        lines.add(f"const float {nest.anchor.name} = acc[l];", note_of(nest.anchor.origin))
+        lines.add(f"const {storage_type(dtype)} {nest.anchor.name} = acc[l];", note_of(nest.anchor.origin))
         printer.emit_at(body, at, len(loops))
     lines.depth -= 1
     lines.add(tail)

@@ -10,6 +10,7 @@ from kernels_hub.compiler.engines.library_ops import (
     conversion,
     ensembles,
     few_bits,
+    fourier,
     indexing,
     order,
     pointwise,
@@ -35,6 +36,7 @@ KERNELS: dict[str, LibraryKernel] = {
     **recurrent.KERNELS,
     **ensembles.KERNELS,
     **few_bits.KERNELS,
+    **fourier.KERNELS,
     **indexing.KERNELS,
     **order.KERNELS,
 }

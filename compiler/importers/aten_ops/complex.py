@@ -20,7 +20,7 @@ from kernels_hub.compiler.importers.aten_ops.call import (
     aten,
     handler_of,
 )
-from kernels_hub.compiler.importers.fourier import inverse_to_real, transform
+from kernels_hub.compiler.importers.fourier import inverse_to_real, number_of_samples, transform
 from kernels_hub.compiler.ir import types
 from kernels_hub.compiler.ir.dims import Dim
 from kernels_hub.compiler.ir.graph import Value
@@ -430,22 +430,24 @@ def fft_real_to_complex(
     axes = [x.axis(axis) for axis in dims]
     sizes = [x.shape[axis] for axis in axes]
     last = axes[-1]
-    columns = call.shape[last] if onesided else None
-    is_known = columns is None or isinstance(columns, int)
+    is_known = not onesided or isinstance(sizes[-1], int)
     call.refuse_unless(is_known, "a length that is no number", of_sizes=True)
-    parts = transform(x, None, last, inverse=False, columns=columns)
+    scale = _scale(sizes, normalization)
+    parts = transform(x, None, last, is_half=onesided, scale=scale)
     for axis in axes[:-1]:
-        parts = transform(*parts, axis, inverse=False)
-    return _scaled(Complex(*parts), sizes, normalization)
+        parts = transform(*parts, axis)
+    return Complex(*parts)
 
 
 @aten("_fft_c2c.default")
 def fft_complex(_: AtenCall, x: Complex, dims: Sequence[int], normalization: int, forward: bool) -> Complex:
     axes = [x.real.axis(axis) for axis in dims]
+    scale = _scale([x.real.shape[axis] for axis in axes], normalization)
     parts = x.real, x.imaginary
     for axis in axes:
-        parts = transform(*parts, axis, inverse=not forward)
-    return _scaled(Complex(*parts), [x.real.shape[axis] for axis in axes], normalization)
+        parts = transform(*parts, axis, inverse=not forward, scale=scale)
+        scale = 1.0
+    return Complex(*parts)
 
 
 @aten("_fft_c2r.default")
@@ -461,21 +463,16 @@ def fft_complex_to_real(
     parts = x.real, x.imaginary
     for axis in axes[:-1]:
         parts = transform(*parts, axis, inverse=True)
-    samples = inverse_to_real(*parts, last, length)
     scale = _scale([*(x.real.shape[axis] for axis in axes[:-1]), length], normalization)
-    return samples if scale == 1 else samples * scale
-
-
-def _scaled(x: Complex, sizes: Sequence[Dim], normalization: int) -> Complex:
-    scale = _scale(sizes, normalization)
-    return x if scale == 1 else x.each(lambda part: part * scale)
+    return inverse_to_real(*parts, last, length, scale=scale)
 
 
 def _scale(sizes: Sequence[Dim], normalization: int) -> float:
     """ATen's fft_norm_mode: 0 none, 1 by the root of the number of samples, 2 by it."""
-    count = max(math.prod(int(size) for size in sizes), 1)
-    scales = {0: 1.0, 1: 1 / math.sqrt(count), 2: 1 / count}
-    return scales[normalization]
+    if normalization == 0:
+        return 1.0
+    count = max(math.prod(map(number_of_samples, sizes)), 1)
+    return {1: 1 / math.sqrt(count), 2: 1 / count}[normalization]
 
 
 _OF_COMPLEX = frozenset(name for name, handler in HANDLERS.items() if handler.__module__ == __name__)

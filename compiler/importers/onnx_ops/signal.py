@@ -1,28 +1,15 @@
 # ruff: noqa: D103 (what an importer does is what ONNX says of its op)
-"""Fourier transforms as products with their matrices, and the mel matrix."""
+"""Fourier transforms, and the mel matrix."""
 
 from __future__ import annotations
 
 import numpy as np
 
+from kernels_hub.compiler.importers.fourier import inverse_to_real, transform
 from kernels_hub.compiler.importers.onnx_node import OnnxNode, onnx_op
 from kernels_hub.compiler.importers.onnx_types import dtype_of
-from kernels_hub.compiler.ir import types
 from kernels_hub.compiler.ir.dims import Expr
-from kernels_hub.compiler.ir.graph import Graph, Value
-
-
-def _matrices(
-    graph: Graph, rows: int, columns: int, row: types.DType, *, inverse: bool
-) -> tuple[Value, Value]:
-    """Cosines and sines of the transform of `rows` samples, the first `columns` frequencies."""
-    place = np.outer(np.arange(rows), np.arange(columns)) % rows if rows else np.zeros((rows, columns))
-    angle = 2 * np.pi * place / max(rows, 1)
-    scale = 1 / rows if inverse else 1.0
-    sine = np.sin(angle) if inverse else -np.sin(angle)
-    return graph.constant((np.cos(angle) * scale).astype(row.numpy)), graph.constant(
-        (sine * scale).astype(row.numpy)
-    )
+from kernels_hub.compiler.ir.graph import Value
 
 
 @onnx_op("DFT", since=17)
@@ -46,10 +33,8 @@ def _dft(node: OnnxNode, axis: int) -> Value:
     if isinstance(length, Expr):
         raise node.refuse(f"the length of the transform is {length}, no number: bind it")
     if inverse and onesided:
-        return _real_inverse(node, x, axis, length)
-    x = _fitted(x, axis, length)
-    columns = length // 2 + 1 if onesided else length
-    parts = _transformed(x, axis, length, columns, inverse=inverse)
+        return _real_inverse(x, axis, length)
+    parts = _transformed(_fitted(x, axis, length), axis, inverse=inverse, onesided=onesided)
     return node.graph.apply("concat", *(part.unsqueeze(-1) for part in parts), axis=x.rank - 1)
 
 
@@ -59,28 +44,27 @@ def _fitted(x: Value, axis: int, length: int) -> Value:
     return x.pad([(0, length - x.shape[axis]) if index == axis else (0, 0) for index in range(x.rank)])
 
 
-def _transformed(x: Value, axis: int, rows: int, columns: int, *, inverse: bool) -> tuple[Value, Value]:
+def _transformed(x: Value, axis: int, *, inverse: bool, onesided: bool) -> tuple[Value, Value]:
     """Real and imaginary parts of the transform along an axis, without the last dim."""
-    cosine, sine = _matrices(x.graph, rows, columns, x.dtype, inverse=inverse)
-
-    def times(part: Value, matrix: Value) -> Value:
-        return part.transpose(axis, -1).matmul(matrix).transpose(axis, -1)
-
+    length = x.shape[axis]
+    scale = 1 / length if inverse and isinstance(length, int) and length else 1.0
     real = x.slice(-1, 0, 1).squeeze(-1)
     if x.shape[-1] == 1:
-        return times(real, cosine), times(real, sine)
+        return transform(real, None, axis, inverse=inverse, is_half=onesided, scale=scale)
     imaginary = x.slice(-1, 1, 2).squeeze(-1)
-    return times(real, cosine) - times(imaginary, sine), times(real, sine) + times(imaginary, cosine)
+    parts = transform(real, imaginary, axis, inverse=inverse, scale=scale)
+    if not onesided:
+        return parts
+    half = x.shape[axis] // 2 + 1
+    return parts[0].slice(axis, 0, half), parts[1].slice(axis, 0, half)
 
 
-def _real_inverse(node: OnnxNode, x: Value, axis: int, length: int) -> Value:
-    """A real signal from half of its spectrum: the other half is its mirror image, conjugated."""
+def _real_inverse(x: Value, axis: int, length: int) -> Value:
+    """A real signal from half of its spectrum."""
     half = _fitted(x, axis, length // 2 + 1)
-    mirrored = half.slice(axis, 1, (length + 1) // 2).flip(axis)
-    if x.shape[-1] == 2:
-        mirrored = mirrored * node.constant(np.array([1, -1]).astype(x.dtype.numpy))
-    whole = node.graph.apply("concat", half, mirrored, axis=axis)
-    return _transformed(whole, axis, length, length, inverse=True)[0].unsqueeze(-1)
+    real = half.slice(-1, 0, 1).squeeze(-1)
+    imaginary = half.slice(-1, 1, 2).squeeze(-1) if x.shape[-1] == 2 else x.graph.full(real.shape, 0, x.dtype)
+    return inverse_to_real(real, imaginary, axis, length, scale=1 / max(length, 1)).unsqueeze(-1)
 
 
 @onnx_op("STFT", since=17)
@@ -98,8 +82,7 @@ def stft(node: OnnxNode) -> Value:
     frames = x.windows(1, length, step).permute(0, 1, 3, 2)
     if window is not None:
         frames = frames * window.reshape((length, 1))
-    columns = length // 2 + 1 if node.attr("onesided", 1) else length
-    parts = _transformed(frames, 2, length, columns, inverse=False)
+    parts = _transformed(frames, 2, inverse=False, onesided=bool(node.attr("onesided", 1)))
     return node.graph.apply("concat", *(part.unsqueeze(-1) for part in parts), axis=3)
 
 

@@ -13,6 +13,7 @@ from kernels_hub.compiler.ir.ops import (
     conversion,
     ensembles,
     few_bits,
+    fourier,
     indexing,
     order,
     pointwise,
@@ -44,6 +45,7 @@ FAMILIES = (
     recurrent,
     ensembles,
     few_bits,
+    fourier,
     control,
 )
 

@@ -347,3 +347,18 @@ for _how, _at in (("none", _ONCE), ("add", whole(2, 3, below=4))):
         note=_how,
     )
 case("with_derivative", lambda a: a.apply("with_derivative", a.exp(), a, a.exp()), floats(2, 3))
+for _length in (5, 6):
+    _half = _length // 2 + 1
+    for _note, _attrs, _shapes in (
+        ("complex", {}, [(2, _length)] * 2),
+        ("inverse", {"inverse": True, "scale": 0.5}, [(2, _length)] * 2),
+        ("of real samples", {}, [(2, _length)]),
+        ("half", {"form": "half"}, [(2, _length)]),
+        ("samples", {"form": "real", "length": _length, "scale": 0.5}, [(2, _half)] * 2),
+    ):
+        case(
+            "fourier",
+            _op("fourier", axis=1, **_attrs),
+            *(floats(*shape, seed=place) for place, shape in enumerate(_shapes)),
+            note=f"{_note} of {_length}",
+        )

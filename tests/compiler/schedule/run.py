@@ -232,7 +232,7 @@ def _anchor(nest: k.Nest, memory, sizes):
         }  # fmt: skip
         graph.output("y", graph.apply("recurrent", *inputs, **attrs))
         return evaluate(graph, {str(place): one for place, one in enumerate(arrays)})["y"]
-    if isinstance(anchor, (k.Trees, k.Coupling, k.FewBitsProduct)):
+    if isinstance(anchor, (k.Trees, k.Coupling, k.FewBitsProduct, k.FourierTransform)):
         from kernels_hub.compiler import evaluate
 
         graph = Graph("alone")
@@ -240,6 +240,15 @@ def _anchor(nest: k.Nest, memory, sizes):
         inputs = [graph.input(str(place), one.shape, one.dtype.name) for place, one in enumerate(arrays)]
         if isinstance(anchor, k.FewBitsProduct):
             graph.output("y", graph.apply("matmul_few_bits", *inputs, bits=anchor.bits))
+        elif isinstance(anchor, k.FourierTransform):
+            attrs = {
+                "form": anchor.form,
+                "inverse": anchor.inverse,
+                "axis": anchor.axis,
+                "scale": anchor.scale,
+            }
+            length = anchor.samples if anchor.form == "real" else 0
+            graph.output("y", graph.apply("fourier", *inputs, length=length, **attrs))
         elif isinstance(anchor, k.Trees):
             graph.output("y", graph.apply("tree_ensemble", *inputs, aggregate=anchor.aggregate))
         else:

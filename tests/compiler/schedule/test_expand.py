@@ -157,7 +157,7 @@ def test_convolutions_to_few_channels(case):
     w = graph.constant(np.random.default_rng(1).standard_normal((outputs, channels, *kernel), np.float32))
     y = graph.apply("conv", x, w, strides=ones, dilations=ones, padding=padding, groups=1)
     graph.output("y", y.relu())
-    (conv,) = [node for node in expanded(graph, pixel_blocks=True).live() if node.op.name == "conv"]
+    (conv,) = [node for node in expanded(graph, cpu=True).live() if node.op.name == "conv"]
     assert conv.operands[1].shape == (block * outputs, channels, *kernel[:-1], kernel[-1] + block - 1)
     assert conv.attrs["strides"][-1] == block
     assert_written_out(graph, {}, "")
@@ -174,7 +174,7 @@ def test_convolutions_that_gain_nothing_by_blocks(change):
     w = graph.input("w", (given["outputs"], 2 // given["groups"], given["taps"]))
     attrs = {name: given[name] for name in ("strides", "dilations", "groups")}
     graph.output("y", graph.apply("conv", x, w, padding=[(4, 4)], **attrs))
-    (conv,) = [node for node in expanded(graph, pixel_blocks=True).live() if node.op.name == "conv"]
+    (conv,) = [node for node in expanded(graph, cpu=True).live() if node.op.name == "conv"]
     assert conv.operands[1].shape == w.shape
 
 
