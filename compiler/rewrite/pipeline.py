@@ -38,6 +38,7 @@ from kernels_hub.compiler.rewrite.rotary import ROTARY
 from kernels_hub.compiler.rewrite.rule import Options, Pass
 from kernels_hub.compiler.rewrite.scores import Scores
 from kernels_hub.compiler.rewrite.softmax import DIVIDED, SHIFTED, SOFTMAX
+from kernels_hub.compiler.rewrite.transforms import Transposed
 from kernels_hub.compiler.rewrite.views import CANCEL, SINK
 
 SIMPLIFY = Rules("simplify", (*CANCEL, *PARTS, *REGROUP, *EVERYTHING, *ALGEBRA, *CLAMP, *SINK))
@@ -67,6 +68,7 @@ _IN_LOOPS: tuple[Pass, ...] = (
 
 PIPELINE: tuple[Pass, ...] = (
     INFERENCE_PASS,
+    Transposed(),
     FewBits(),
     FoldConstants(),
     SIMPLIFY,
