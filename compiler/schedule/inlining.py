@@ -33,6 +33,8 @@ REPEATED_PRICE = 3
 """The cost and the loads of a value that a broadcast repeats at least `OFTEN` times, in a result of at least
 `MANY_ELEMENTS`, for it to be stored, on a CPU: one load is what it costs then."""
 OFTEN = 3
+OVERLAPPING = 2
+"""How many windows have an element in common, from where on it is computed once."""
 MANY_ELEMENTS = 16384
 
 TINY_DEPTH = 8
@@ -322,10 +324,8 @@ class Inlining:
     def _read(self, node: Node, value: Value) -> None:
         """Keep operands from being inlined where a node reads their elements more than once."""
         name = node.op.name
-        if name == "broadcast":
-            self._once(node.operands[:1], EXPENSIVE_COST)
-            if self._repeats_much(value):
-                self._once(node.operands[:1], 1, REPEATED_PRICE)
+        if name in {"broadcast", "strided"}:
+            self._read_repeatedly(node, value)
         elif name in {"gather", "gather_elements", "gather_nd"}:
             self._once(node.operands[:1], 1)
             self._once(node.operands[1:], EXPENSIVE_COST)
@@ -349,15 +349,25 @@ class Inlining:
                     self.strided(operand)
                 self._once(node.operands[len(parts.strided) :], 2)  # but masks of positions
 
-    def _repeats_much(self, value: Value) -> bool:
-        """Whether each element of what a broadcast reads would be computed so often that a nest of its own pays.
+    def _read_repeatedly(self, node: Node, value: Value) -> None:
+        """The same of a broadcast, or of windows, which may overlap."""
+        if node.op.name == "strided":
+            if self._repeats_much(value, OVERLAPPING):
+                self._once(node.operands, 1, REPEATED_PRICE)
+            return
+        self._once(node.operands[:1], EXPENSIVE_COST)
+        if self._repeats_much(value, OFTEN):
+            self._once(node.operands[:1], 1, REPEATED_PRICE)
+
+    def _repeats_much(self, value: Value, often: int) -> bool:
+        """Whether each element of what a view repeats would be computed so often that a nest of its own pays.
 
         That of a GPU is a launch, which takes as long as thousands of elements do.
         """
         size, repeated = product(value.shape), product(value.operands[0].shape)
         if not self.cpu or not isinstance(size, int) or not isinstance(repeated, int):
             return False
-        return size >= MANY_ELEMENTS and size >= OFTEN * repeated
+        return size >= MANY_ELEMENTS and size >= often * repeated
 
     def _once(self, operands: Iterable[Value], cost: int, price: int = 0) -> None:
         for operand in operands:

@@ -48,6 +48,18 @@ def test_what_a_broadcast_repeats_often_is_stored_on_a_cpu():
     assert len(schedule(repeated(32, 1024), cpu=False).kernels) == 1
 
 
+@pytest.mark.parametrize(("size", "step", "kernels"), [(400, 160, 2), (400, 400, 1), (8, 4, 1)])
+def test_what_overlapping_windows_read_is_computed_once_on_a_cpu(size: int, step: int, kernels: int):
+    graph = Graph("windows")
+    x = graph.input("x", (40 * size,))
+    graph.output("y", (x * 2.0 + 1.0).windows(0, size, step) * 3.0)
+    assert len(schedule(graph).kernels) == kernels
+    assert len(schedule(graph, cpu=False).kernels) == 1
+    cheap = Graph("windows")
+    cheap.output("y", (cheap.input("x", (40 * size,)) * 2.0).windows(0, size, step) * 3.0)
+    assert len(schedule(cheap).kernels) == 1
+
+
 @pytest.mark.parametrize(
     ("sizes", "tiny"), [((3, 3, 1), True), ((64, 8, 8), True), ((64, 8, 16), False), ((4, 16, 4), False)]
 )
