@@ -62,10 +62,16 @@ def recurrent_flops(operands: Operands, _results: Sequence[TensorType], _attrs: 
 
 def fourier_flops(operands: Operands, results: Sequence[TensorType], attrs: Attrs) -> Dim:
     """5 n log2 n for n complex samples, and half of it for real ones, as is the custom."""
-    of = results[0] if attrs["form"] == "real" else operands[0]
-    samples = of.shape[attrs["axis"]]
-    steps = (samples - 1).bit_length() if isinstance(samples, int) else 0
-    return 5 * len(operands) * of.size * steps // (4 if attrs["form"] == "real" else 2)
+    axis, shape = attrs["axis"], (results if attrs["form"] == "real" else operands)[0].shape
+    samples, is_whole = shape[axis], attrs["form"] == "full" and len(operands) == 2
+    if not isinstance(samples, int):
+        return 0
+    return product((*shape[:axis], *shape[axis + 1 :])) * transform_flops(samples) // (1 if is_whole else 2)
+
+
+def transform_flops(samples: int) -> int:
+    """5 n log2 n for n complex samples, whatever their number takes."""
+    return 5 * samples * (samples - 1).bit_length()
 
 
 def pool_flops(_operands: Operands, results: Sequence[TensorType], attrs: Attrs) -> Dim:

@@ -6,13 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from kernels_hub.compiler.ir.dims import Dim, product
-from kernels_hub.compiler.ir.flops import call_flops, multiply_adds
+from kernels_hub.compiler.ir.flops import call_flops, multiply_adds, transform_flops
 from kernels_hub.compiler.ir.op import TensorType
 from kernels_hub.compiler.schedule.kernel import (
     Attention,
     Buffer,
     Compute,
     Convolution,
+    FourierTransform,
     GroupedProduct,
     Kernel,
     Load,
@@ -97,6 +98,11 @@ def _flops(nest: Nest, sizes: Mapping[str, int]) -> int:
         total += multiply_adds(outer * number(anchor.a.shape[-1], sizes))
     elif isinstance(anchor, Recurrence):
         total += multiply_adds(_count([*anchor.x.shape, anchor.weight.shape[-1]], sizes))
+    elif isinstance(anchor, FourierTransform):
+        shape = anchor.real.shape
+        transforms = _count([*shape[: anchor.axis], *shape[anchor.axis + 1 :]], sizes)
+        whole = anchor.form == "full" and anchor.imaginary is not None
+        total += transforms * transform_flops(anchor.samples) // (1 if whole else 2)
     elif isinstance(anchor, Convolution):
         total += multiply_adds(outer * _count(list(anchor.w.shape[1:]), sizes))
     elif isinstance(anchor, Attention):

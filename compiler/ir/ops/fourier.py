@@ -69,17 +69,20 @@ def _run(step: ReferenceCall) -> Array:
         return np.zeros(step.shape, step.dtype)
     with np.errstate(invalid="ignore", over="ignore"):
         x = real if not imaginary else _pairs(real, imaginary[0])
+        y: Array
         if step.attrs["form"] == "real":
-            return (np.fft.irfft(x, step.attrs["length"], axis, "forward") * scale).astype(step.dtype)
-        if step.attrs["form"] == "half":
-            y = np.fft.rfft(x, axis=axis)
+            y = np.fft.irfft(x, step.attrs["length"], axis, "forward")
         else:
-            y = (
-                np.fft.ifft(x, axis=axis, norm="forward")
-                if step.attrs["inverse"]
-                else np.fft.fft(x, axis=axis)
-            )
-        return (np.stack([y.real, y.imag], -1).reshape(step.shape) * scale).astype(step.dtype)
+            spectrum = _spectrum(x, axis, is_half=step.attrs["form"] == "half", inverse=step.attrs["inverse"])
+            y = np.stack([spectrum.real, spectrum.imag], -1).reshape(step.shape)
+        scaled: Array = y * scale
+        return scaled.astype(step.dtype)
+
+
+def _spectrum(x: Array, axis: int, *, is_half: bool, inverse: bool) -> Array:
+    if is_half:
+        return np.asarray(np.fft.rfft(x, axis=axis))
+    return np.asarray(np.fft.ifft(x, axis=axis, norm="forward") if inverse else np.fft.fft(x, axis=axis))
 
 
 def _pairs(real: Array, imaginary: Array) -> Array:
