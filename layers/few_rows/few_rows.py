@@ -74,12 +74,14 @@ def _bounds(dtype: torch.dtype) -> tuple[float, float, float, float]:
 
 
 def takes(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> bool:
-    """Whether x (..., K), weights (N, K) and biases (N,) are as the C++ reads them, and it can be built."""
+    """Whether x (..., K), weights (N, K) and biases (N,) are as the C++ reads them, and it can be built.
+
+    An x of any strides: it is copied where it is not contiguous, which costs far less than its product.
+    """
     return (
         x.dtype in _TYPES
         and x.numel() > 0
         and len(weights) <= _MOST_WEIGHTS
-        and x.is_contiguous()
         and are_like(x.dtype, x.shape[-1], weights, biases)
         and _library() is not None
     )
@@ -124,6 +126,7 @@ def linears(
     """activation(x weight^T + bias) of up to three weights, side by side; for what `takes` says yes to."""
     fields, columns = _fields(weights, biases)
     fields += _ABSENT * (_MOST_WEIGHTS - len(weights))
+    x = x.contiguous()
     *leading, width = x.shape
     out = x.new_empty((*leading, columns))
     numbers = (x.numel() // width, width, _TYPES[x.dtype], _ACTIVATIONS[activation])
@@ -141,6 +144,7 @@ def gated_mlp(
     For a gate and an up of one shape (N, K) that `takes` says yes to, and a down (M, N) that is like them.
     """
     fields, _ = _fields(weights, biases)
+    x = x.contiguous()
     *leading, width = x.shape
     out = x.new_empty((*leading, fields[-1]))
     numbers = (x.numel() // width, width, _TYPES[x.dtype], _ACTIVATIONS[activation])

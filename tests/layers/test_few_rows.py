@@ -75,6 +75,28 @@ def test_gated_mlp(dtype: torch.dtype, shape: tuple[int, int, int], activation: 
         assert_close(result, exact(hidden, down, down_bias), factor=2)
 
 
+STRIDED: dict[str, Callable[[Tensor], Tensor]] = {
+    "transposed": lambda x: x.transpose(0, 1).contiguous().transpose(0, 1),
+    "every other": lambda x: torch.stack([x, -x], -1).flatten(-2)[..., ::2],
+    "expanded": lambda x: x[:1].expand_as(x),
+}
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("how", STRIDED)
+def test_rows_of_any_strides(dtype: torch.dtype, how: str):
+    x = STRIDED[how](random(5, 70, dtype=dtype))
+    (gate, up), (gate_bias, up_bias) = weights_of(70, 33, 33, dtype=dtype, bias=True)
+    (down,), (down_bias,) = weights_of(33, 20, dtype=dtype, bias=True)
+    assert FEW.takes(x, [gate], [gate_bias])
+    found = FEW.linears(x, [gate], [gate_bias])
+    assert found.is_contiguous()
+    assert torch.equal(found, FEW.linears(x.contiguous(), [gate], [gate_bias]))
+    assert_close(found, exact(x, gate, gate_bias))
+    block = (gate, up, down), (gate_bias, up_bias, down_bias), "silu"
+    assert torch.equal(FEW.gated_mlp(x, *block), FEW.gated_mlp(x.contiguous(), *block))
+
+
 @pytest.mark.parametrize("activation", FORMULAS)
 def test_special_values(activation: str):
     values = torch.tensor([torch.nan, torch.inf, -torch.inf, -0.0, 1e30, -1e30, 1e-40])
@@ -97,7 +119,6 @@ def test_which_operands_it_takes():
         (x, torch.randn(8, 15), None),
         (x, weight[0], None),
         (x, torch.randn(16, 8).T, None),
-        (x[:, ::2], torch.randn(8, 8), None),
         (x[:0], weight, None),
         (x, weight, bias[:7]),
         (x, weight, bias.half()),
@@ -174,6 +195,17 @@ BLOCKS: dict[str, tuple[Callable[[], nn.Module], Callable[..., Tensor], str]] = 
 def test_layers_use_it(name: str, shape: tuple[int, ...], calls: list[str]):
     make, forward, function = BLOCKS[name]
     block, x = make(), torch.randn(shape)
+    with torch.no_grad():
+        assert_close(forward(block, x), block.double()(x.double()), factor=2)
+    assert calls == [function]
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+def test_layers_use_it_for_a_transposed_input(name: str, calls: list[str]):
+    """As the output of a state space is, whose time is its last dim."""
+    make, forward, function = BLOCKS[name]
+    block, x = make(), torch.randn(1, 384, 3).transpose(1, 2)
+    assert not x.is_contiguous()
     with torch.no_grad():
         assert_close(forward(block, x), block.double()(x.double()), factor=2)
     assert calls == [function]
