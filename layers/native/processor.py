@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 from functools import cache
+from typing import Any
 
 import torch
 
@@ -22,6 +23,13 @@ def has_half() -> bool:
     if platform.machine() in _ARM:
         return True
     return torch.backends.mkldnn.is_available() and bool(torch.ops.mkldnn._is_mkldnn_fp16_supported())
+
+
+@cache
+def has_tiles() -> bool:
+    """Whether it multiplies tiles (AMX): on such, PyTorch's products of float32, too, are fast for few rows."""
+    supported: Any = getattr(torch.cpu, "_is_amx_tile_supported", None)
+    return supported is not None and bool(supported())
 
 
 has_half()  # asked on import: torch.jit.trace refuses the operator, whose result is no tensor

@@ -90,6 +90,44 @@ def test_special_values(package: ModuleType, shape: tuple[int, ...]) -> None:
     assert found[[0, 2, 3, 4, 5]].isfinite().all()
 
 
+@pytest.mark.parametrize(
+    ("tokens", "dtype", "has_tiles", "is_product"),
+    [
+        (7, torch.float32, False, False),
+        (7, torch.float32, True, True),
+        (17, torch.float32, False, True),
+        (24, torch.bfloat16, True, False),
+        (25, torch.bfloat16, False, True),
+    ],
+)
+def test_few_tokens_an_expert_run_in_one_kernel(
+    package: ModuleType,
+    monkeypatch: pytest.MonkeyPatch,
+    tokens: int,
+    dtype: torch.dtype,
+    has_tiles: bool,
+    is_product: bool,
+) -> None:
+    kernels = sys.modules[package.__name__ + ".kernels"]
+    monkeypatch.setattr(kernels, "has_tiles", lambda: has_tiles)
+    ran: list[str] = []
+    products = kernels._clamped_by_products
+    monkeypatch.setattr(
+        kernels, "_clamped_by_products", lambda *operands: (ran.append("products"), products(*operands))[1]
+    )
+    check_forward(package, make((tokens, 4, 4, 32, 64), dtype))
+    assert bool(ran) is is_product
+
+
+def test_products_that_are_loops_never_run(package: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch's products of float16, where oneDNN has none for the processor."""
+    kernels = sys.modules[package.__name__ + ".kernels"]
+    monkeypatch.setattr(kernels, "has_half", lambda: False)
+    monkeypatch.setattr(kernels, "has_vectors", lambda: True)
+    monkeypatch.setattr(kernels, "_clamped_by_products", None)
+    check_forward(package, make((90, 2, 2, 33, 40), torch.float16))
+
+
 def test_gradients_are_the_formulas(package: ModuleType) -> None:
     ours, theirs = (
         make(SHAPES[1], torch.float32, absent=True).gradients_wanted(),

@@ -19,7 +19,7 @@ from torch import Tensor
 from . import reference
 from .blocks import FORMULAS
 from .native import load, when_built
-from .processor import has_half, has_vectors
+from .processor import has_half, has_tiles, has_vectors
 from .reference import grouped_outer, grouped_product
 from .routing import route
 
@@ -42,9 +42,11 @@ _ACTIVATIONS = {
 # Tokens an expert above which torch.mm is faster than dot products: of float16 it never is where oneDNN has none.
 _MOST_TOKENS = {torch.float32: 64, torch.bfloat16: 32, torch.float16: 64}
 
-# The same where the weights lie transposed: of them torch.mm reads rows, and is soon faster; less so of narrow types,
-# where the weights are small (Intel Xeon with AMX, 1 thread).
-_MOST_CLAMPED_TOKENS, _MOST_OF_SMALL, _SMALL = 6, 24, 1 << 17
+# The same where the weights lie transposed: of them torch.mm reads rows, and is soon faster; less so where the weights
+# are small (AMD Zen 5, and, where there are tiles, Intel Xeon with AMX; 1 thread).
+_SMALL = 1 << 17
+_MOST_CLAMPED_TOKENS = {True: 6, False: 8}
+_MOST_OF_SMALL = {torch.float32: {True: 6, False: 16}, torch.bfloat16: {True: 24, False: 24}}
 
 # The records of moe.cpp, field for field.
 _EXPERTS = struct.Struct("=6Q 8q")
@@ -54,8 +56,21 @@ _ROUTER = struct.Struct("=3Q 6q")
 
 
 def _most_tokens(dtype: torch.dtype) -> float:
-    loops = dtype is torch.float16 and has_vectors() and not has_half()
-    return math.inf if loops else _MOST_TOKENS[dtype]
+    return math.inf if _has_loops_alone(dtype) else _MOST_TOKENS[dtype]
+
+
+def _most_clamped_tokens(dtype: torch.dtype, weights: int) -> float:
+    """Tokens an expert above which torch.mm is faster, for experts of so many weights in their second product."""
+    if _has_loops_alone(dtype):
+        return math.inf
+    if weights > _SMALL:
+        return _MOST_CLAMPED_TOKENS[has_tiles()]
+    return _MOST_OF_SMALL.get(dtype, _MOST_OF_SMALL[torch.bfloat16])[has_tiles()]
+
+
+def _has_loops_alone(dtype: torch.dtype) -> bool:
+    """Whether PyTorch's products of a dtype are plain loops."""
+    return dtype is torch.float16 and has_vectors() and not has_half()
 
 
 @when_built
@@ -120,8 +135,7 @@ def clamped_experts(
     operands = (x, gate_up, gate_up_bias, down, down_bias, index, weight)
     if library is None or not _fits(x, index, weight, down):
         return reference.clamped_experts(*operands, alpha, limit)
-    is_small = x.dtype is not torch.float32 and inner * width <= _SMALL
-    if index.numel() > (_MOST_OF_SMALL if is_small else _MOST_CLAMPED_TOKENS) * experts:
+    if index.numel() > _most_clamped_tokens(x.dtype, inner * width) * experts:
         return _clamped_by_products(*operands, alpha, limit)
     x, gate_up, gate_up_bias, down, down_bias, index, weight = (t.contiguous() for t in operands)
     out = torch.empty_like(x)
