@@ -96,17 +96,38 @@ def is_unwatched(dispatch_keys: Collection[str], first: Tensor, *others: Tensor 
 
     Nothing must see it, nor record it, and all tensors are plain memory of one device that the kernel is for.
     """
-    device = first.device.type
-    if _is_unknown or device.upper() not in dispatch_keys:
+    # `is_observed` and `records_gradient` written out: between two calls a model evicts this code from the caches.
+    if (
+        _is_unknown
+        or torch.compiler.is_compiling()
+        or _function_modes()
+        or _dispatch_modes()
+        or _transform() is not None
+        or _trace() is not None
+        or _has_profiler()
+        or forward_ad._current_level >= 0
+    ):
         return False
-    if records_gradient(first, *others) or is_observed(device):
+    kind = type(first)
+    if kind is not Tensor and kind is not Parameter:
+        return False
+    keys = _keys(first).raw_repr()
+    device = "cpu" if keys in _PLAIN else first.device.type
+    if device.upper() not in dispatch_keys or torch.is_autocast_enabled(device):
         return False
     plain = _plain_keys(device)
-    for tensor in (first, *others):  # a loop: this runs at every call
+    if keys not in plain:
+        return False
+    is_recorded = torch.is_grad_enabled()
+    if is_recorded and first.requires_grad:
+        return False
+    for tensor in others:
         if tensor is None:
             continue
         kind = type(tensor)
         if (kind is not Tensor and kind is not Parameter) or _keys(tensor).raw_repr() not in plain:
+            return False
+        if is_recorded and tensor.requires_grad:
             return False
     return True
 
