@@ -171,6 +171,16 @@ def gated_forward(
     if hasattr(torch.compiler, "_is_exporting_flag"):
         test = f"not (compiler._is_exporting_flag and is_open(size)) and ({test})"
     otherwise = "class_of(self).forward" if original is None else "original"
+    closed = f"return {otherwise}(self, {first.name}{rest})"
+    if original is None and _is_torchs_linear(
+        cls.forward
+    ):  # a token has dozens of them: without a call of it
+        namespace |= {"linear_forward": cls.forward, "module": torch.nn.modules.linear}
+        closed = (
+            f"if {otherwise} is linear_forward:\n"
+            f"        return module.F.linear({first.name}, self.weight, self.bias)\n"
+            f"    {closed}"
+        )
     exec(  # noqa: S102 - a name from a real signature, which is an identifier, and numbers
         f"def forward(self, {first.name}{rest}):\n"
         f"    try:\n"
@@ -179,10 +189,19 @@ def gated_forward(
         f"        size = -1  # no tensor: the original says so\n"
         f"    if {test}:\n"
         f"        return kernel(self, {first.name}{rest})\n"
-        f"    return {otherwise}(self, {first.name}{rest})\n",
+        f"    {closed}\n",
         namespace,
     )
     forward: Any = namespace["forward"]
     forward.__module__, forward.__qualname__ = kernel.__module__, kernel.__qualname__
     forward.__doc__, forward.__signature__ = kernel.__doc__, signature
     return forward  # type: ignore[no-any-return]
+
+
+def _is_torchs_linear(forward: Forward) -> bool:
+    """Whether it is the forward of torch.nn.Linear that PyTorch has, and nobody else has put there."""
+    import torch
+
+    linear = torch.nn.modules.linear
+    is_named = getattr(forward, "__qualname__", None) == "Linear.forward"
+    return is_named and getattr(forward, "__globals__", None) is vars(linear)

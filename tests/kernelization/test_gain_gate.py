@@ -13,7 +13,8 @@ from types import FunctionType
 
 import pytest
 import torch
-from torch import nn
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 from kernels_hub import (
     Mode,
@@ -346,6 +347,33 @@ def test_the_original_says_that_an_input_is_no_tensor(made: Callable[[], nn.Modu
         original(wrong)
     with pytest.raises(TypeError, match=re.escape(str(expected.value))):
         forward(original, wrong)
+
+
+def wide(self: nn.Linear, input: Tensor) -> Tensor:
+    return F.linear(input, self.weight, self.bias) + 1
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_closed_gate_runs_what_linear_has_for_a_forward(monkeypatch: pytest.MonkeyPatch, when: str):
+    """PyTorch's own is a product that the gate computes itself; what somebody put in its place is called."""
+    layer, x = nn.Linear(8, 6), torch.randn(3, 8)
+    expected = layer(x)
+    if when == "before":
+        monkeypatch.setattr(nn.Linear, "forward", wide)
+    gate = gated_forward(lambda self, input: input * 0, nn.Linear, ((80, math.inf),))
+    if when == "after":
+        assert torch.equal(gate(layer, x), expected)
+        assert not gate(layer, torch.randn(10, 8)).any()
+        monkeypatch.setattr(nn.Linear, "forward", wide)
+    assert torch.equal(gate(layer, x), expected + 1)
+
+
+def test_a_closed_gate_calls_linear_where_pytorch_does(monkeypatch: pytest.MonkeyPatch):
+    gate = gated_forward(lambda self, input: input * 0, nn.Linear, ((80, math.inf),))
+    layer, x = nn.Linear(8, 6), torch.randn(3, 8)
+    monkeypatch.setattr(F, "linear", lambda input, weight, bias: (input, weight, bias))
+    found = gate(layer, x)
+    assert found[0] is x and found[1] is layer.weight and found[2] is layer.bias
 
 
 def test_a_gate_decides_under_torch_compile():
