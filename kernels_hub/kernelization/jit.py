@@ -109,7 +109,10 @@ class JitForward:
         """The result of a call: of the compiled layer where there is one for its signature."""
         import torch
 
-        if torch.compiler.is_compiling():
+        # Refused calls do not pass through what stays around a kernel: the original has it around itself.
+        if torch.compiler.is_compiling() or (
+            (state := self._modules.get(module)) and state.is_like_the_last(args, kwargs)
+        ):
             forward: Any = self.cls.forward
             return forward(module, *args, **kwargs)
         return self._called(module, *args, **kwargs)
@@ -120,9 +123,8 @@ class JitForward:
         if forward is not self._forward or self._has_other_defaults(forward):
             return forward(module, *args, **kwargs)  # compiled layers have the defaults of the one before
         state = self._modules.get(module) or self._state(module)
-        if (state.refused or state.is_spent) and (
-            state.is_like_the_last(args, kwargs)
-            or state.is_refused(self._form(module, args, kwargs), args, kwargs)
+        if state.is_spent or (
+            state.refused and state.is_refused(self._form(module, args, kwargs), args, kwargs)
         ):
             return forward(module, *args, **kwargs)
         signature = self._signature(module, args, kwargs)

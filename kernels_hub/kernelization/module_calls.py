@@ -3,8 +3,9 @@
 A form is what of a signature can be told quickly, see `LayerCompiler.form`. Once a signature of a form was refused, and
 none taken, calls of that form run the original, and their signatures are not asked for any more.
 
-Where nothing of a module is compiled even its forms are asked for ever more rarely, as long as they are refused: up to
-15 calls of the same names of arguments go by in between.
+Even forms are asked for ever more rarely, as long as they are refused: up to 15 calls of the same names of arguments go
+by in between. Where calls of another form are compiled (a prompt, but not its tokens), these have the same shape of the
+first argument as well.
 """
 
 from __future__ import annotations
@@ -58,8 +59,8 @@ class ModuleCalls:
     """Whether all the signatures that may be compiled were refused: whatever comes runs the original."""
     _taken: set[Hashable] = field(default_factory=set)
     """Forms of which a signature was compiled."""
-    _names: tuple[int, tuple[str, ...]] = (0, ())
-    """Of the last refused call: how many arguments it had by place, and which by name."""
+    _last: tuple[object, ...] = ()
+    """What was seen at a glance of the last refused call."""
     _seen: int = 0
     """Refused calls in a row of which the form was asked for."""
     _pause: int = 0
@@ -69,21 +70,34 @@ class ModuleCalls:
         """Whether a call is believed to be refused as those before it were, without a look at its arguments."""
         if self.is_spent:
             return True
-        if not self._pause or self._names != (len(args), (*kwargs,)):
+        if not self._pause:
+            return False
+        if not self._taken:  # `_glance`, without another function: this is asked at every call
+            if self._last != (len(args), *kwargs):
+                return False
+        elif self._last != self._glance(args, kwargs):
             return False
         self._pause -= 1
         return True
 
     def is_refused(self, form: Hashable | None, args: Arguments, kwargs: Keywords) -> bool:
         """Whether calls of a form run the original."""
+        seen = self._glance(args, kwargs)
         if form not in self.refused:
-            self._seen = self._pause = 0
+            if seen == self._last:
+                self._seen = self._pause = 0
             return False
         self._seen += 1
-        if not self._taken:
-            self._pause = min(self._seen // _PATIENCE, _LONGEST_PAUSE)
-            self._names = (len(args), (*kwargs,))
+        self._pause = min(self._seen // _PATIENCE, _LONGEST_PAUSE)
+        self._last = seen
         return True
+
+    def _glance(self, args: Arguments, kwargs: Keywords) -> tuple[object, ...]:
+        """How many arguments a call has by place, and which by name; where some are compiled, the first's shape."""
+        if not self._taken:
+            return len(args), *kwargs
+        first = args[0] if args else next(iter(kwargs.values()), None)
+        return getattr(first, "shape", None), len(args), *kwargs
 
     def note(self, form: Hashable | None, compiled: Compiled) -> None:
         """Note what came of a call of a form.

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import sys
 import threading
 import weakref
 from collections.abc import Hashable
@@ -16,7 +17,7 @@ import pytest
 import torch
 from torch import nn
 
-from kernels_hub import KernelImportError, report, restore
+from kernels_hub import KernelImportError, report, restore, use_kernel_forward_from_hub
 from kernels_hub.kernelization import jit_compilations
 from kernels_hub.kernelization.compiled_layer import CompiledLayer, CompileRequest
 from kernels_hub.kernelization.module_calls import ModuleCalls
@@ -120,6 +121,60 @@ def test_of_the_same_names_another_form_is_seen_after_a_few_calls(compiler: Comp
     assert all(torch.equal(model(doubles), 2 * doubles + 100) for _ in range(40)), "and none from then on"
     assert torch.equal(model(X), 2 * X)
     assert torch.equal(model(doubles), 2 * doubles + 100)
+
+
+def test_beside_compiled_calls_a_refused_form_is_asked_for_ever_more_rarely(
+    compiler: Compiler, counting: Counting
+) -> None:
+    """A prompt that is compiled, and tokens that are not: tokens have a shape of their own."""
+    with_facts_in_keys(compiler)
+
+    def inside(request: CompileRequest) -> None:
+        if request.args[0].dtype == torch.float32:
+            raise ValueError("not in single precision")
+
+    compiler.inside = inside
+    counting._form = lambda layer, args, kwargs: args[0].dtype
+    model = kernelized(Scaled())
+    prompt, token = ROWS.double(), ROWS[:1]
+    asked = 0
+    for _ in range(70):
+        assert torch.equal(model(prompt), 2 * prompt + 100), (
+            "a prompt is compiled however many tokens came before"
+        )
+        asked += counting.of(model, token, calls=15)[1]
+    assert torch.equal(model(token), 2 * token)
+    assert asked < 70 * 15 / 8
+    found = [torch.equal(model(token.double()), 2 * token.double() + 100) for _ in range(16)]
+    assert found[-1], "of a token's shape, fifteen calls at most go by"
+    assert all(torch.equal(model(token.double()), 2 * token.double() + 100) for _ in range(40))
+
+
+def test_refused_calls_pass_a_decorator_once(compiler: Compiler) -> None:
+    deprecation = pytest.importorskip("transformers.utils.deprecation")
+
+    @use_kernel_forward_from_hub("Scaled")
+    class Renamed(Scaled):
+        @deprecation.deprecate_kwarg("offset", "99.0", new_name="bias")  # type: ignore[untyped-decorator]
+        def forward(self, x: torch.Tensor, bias: Any = 0) -> torch.Tensor:
+            return x * self.weight + bias
+
+    compiler.fails = "no kernel computes this"
+    model = kernelized(Renamed())
+    for _ in range(1000):
+        model(X)
+    passed: list[str] = []
+    code = Renamed.forward.__code__
+    calls = 16
+    sys.setprofile(lambda frame, event, _: passed.append(event) if frame.f_code is code else None)
+    try:
+        for _ in range(calls):
+            model(X)
+    finally:
+        sys.setprofile(None)
+    assert passed.count("call") <= calls + 1, "once, but for the one of them whose form is asked for"
+    with pytest.warns(FutureWarning, match="offset"):
+        assert torch.equal(model[0](X, offset=1), 2 * X + 1)
 
 
 def test_a_form_of_which_a_signature_is_compiled_is_not_refused(
