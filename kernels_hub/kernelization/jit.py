@@ -85,6 +85,8 @@ class JitForward:
     """A forward for the modules of one class: called with the module first, as a class's own is."""
 
     def __init__(self, layer: CompiledLayer, backend: str, cls: type[nn.Module]) -> None:
+        from torch.compiler import is_compiling
+
         self.layer, self.backend, self.cls = layer, backend, cls
         self.kernel_weights = _CompiledWeights(self)
         """See `weights_protocol`."""
@@ -93,10 +95,11 @@ class JitForward:
         self.strict_weights: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         """Modules whose copies of weights are compared at every call."""
         self.__signature__ = inspect.signature(cls.forward)
+        self._is_compiling = is_compiling
         self._forward: Any = cls.forward
         self._defaults = _defaults_of(cls.forward)
         self._called = kept_around(cls.forward, self.forward)
-        """`forward`, inside of those decorators of the class's that stay around a kernel."""
+        """`forward`, inside of decorators of the class's that stay around a kernel."""
 
     @property
     def __code__(self) -> CodeType:
@@ -107,12 +110,9 @@ class JitForward:
 
     def __call__(self, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         """The result of a call: of the compiled layer where there is one for its signature."""
-        import torch
-
         # Refused calls do not pass through what stays around a kernel: the original has it around itself.
-        if torch.compiler.is_compiling() or (
-            (state := self._modules.get(module)) and state.is_like_the_last(args, kwargs)
-        ):
+        state = None if self._is_compiling() else self._modules.get(module) or self._state(module)
+        if state is None or state.is_like_the_last(args, kwargs):
             forward: Any = self.cls.forward
             return forward(module, *args, **kwargs)
         return self._called(module, *args, **kwargs)
