@@ -382,8 +382,8 @@ class JitForward:
             request.job = job
             if not waits and not again:
                 self._tell(module, reason=_PENDING)
+            BACKGROUND.submit(job)  # first: a thread that sees the request may wait for its job
             state.requests[signature] = request
-        BACKGROUND.submit(job)
         return request
 
     def _refuse(
@@ -477,12 +477,10 @@ class JitForward:
             request.compiled = self._compilations.compiled(module, request)
         finally:
             request.args, request.kwargs = (), {}
-            self._release_unwanted(module, request)
-
-    def _release_unwanted(self, module: nn.Module, request: Request) -> None:
-        """Drop what was packed for a request that nobody waits for any more, or that gains nothing."""
-        if self._state(module).requests.get(request.signature) is not request:
-            self._release_unused(module, None if request.compiled is None else request.compiled.forward)
+            with _LOCKS.requests:  # its job may end before it is entered
+                is_wanted = self._state(module).requests.get(request.signature) is request
+            if not is_wanted:  # nobody waits for it any more
+                self._release_unused(module, None if request.compiled is None else request.compiled.forward)
 
     def _release_unused(self, module: nn.Module, forward: Forward | None) -> None:
         """Drop what was packed for a compiled layer that none of a module's calls run on."""

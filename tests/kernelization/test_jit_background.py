@@ -24,6 +24,7 @@ from torch import nn
 
 from kernels_hub import report, restore, use_kernel_forward_from_hub, wait_until_compiled
 from kernels_hub.kernelization import forked, jit, jit_compilations, trial
+from kernels_hub.kernelization.background import Job
 from kernels_hub.kernelization.compiled_layer import CompileRequest, Refusal, one_line
 from kernels_hub.kernelization.forked import Child, run_forked
 from kernels_hub.kernelization.trial import Timing, time_in_turn
@@ -391,6 +392,28 @@ def test_threads_ask_once(compiler: Compiler, gate: Gate) -> None:
     gate.open()
     assert wait_until_compiled(model, timeout=60)
     assert len(compiler.asked) == 1
+
+
+def test_a_request_that_another_thread_sees_can_be_waited_for(
+    compiler: Compiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has been submitted: before, nobody is there who would do it, and waiting ends at once."""
+    monkeypatch.setenv("KERNELS_HUB_JIT", "wait")
+    model, results = kernelized(Scaled()), []
+    submit, seen = jit.BACKGROUND.submit, threading.Event()
+    other = threading.Thread(target=lambda: results.append(model(X)))
+
+    def submitted(job: Job) -> Job:
+        if not seen.is_set():
+            seen.set()
+            other.start()
+            other.join(0.3)
+        return submit(job)
+
+    monkeypatch.setattr(jit.BACKGROUND, "submit", submitted)
+    assert torch.equal(model(X), COMPILED)
+    other.join(60)
+    assert seen.is_set() and torch.equal(results[0], COMPILED)
 
 
 def test_what_is_slower_is_not_used(compiler: Compiler, monkeypatch: pytest.MonkeyPatch) -> None:
