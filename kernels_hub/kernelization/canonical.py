@@ -5,11 +5,11 @@
         gate: torch.Tensor = x.chunk(2, dim=-1)   ->   return torch.tanh(%2)
         return torch.tanh(gate)  # comment
 
-Dropped: the function's name, docstring, comments, annotations, decorators. Numbered in order of
-first appearance: parameters and local variables (keyword-only parameters keep their names, callers
-use them). Kept: attributes, free names, constants, keywords of calls, defaults, the order of
-everything. Two functions of equal form are equal up to the names of their variables, as long as
-their free names mean the same, which is for the caller to check (`contract.py`).
+Dropped: the function's name, docstring, comments, annotations, decorators. Numbered in order of first appearance:
+parameters and local variables (keyword-only parameters keep their names, callers use them). Kept: attributes, free
+names, constants, keywords of calls, defaults, the order of everything. Two functions are equal up to the names and the
+number of their variables if they are the same statements once variables that a statement alone reads have given way
+(`substitution.py`), as long as their free names mean the same, which is for the caller to check (`contract.py`).
 
 Functions that define others, import, or declare `global` have no canonical form: nothing worth a
 contract does so, and each is a way for a name to mean something else.
@@ -20,7 +20,9 @@ from __future__ import annotations
 import ast
 import textwrap
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+from kernels_hub.kernelization.substitution import substituted
 
 FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -41,6 +43,8 @@ class CanonicalForm:
     lines: tuple[str, ...]
     readable: tuple[str, ...]
     """The same lines with the names of the source, for messages."""
+    fewest: tuple[str, ...]
+    """The statements with as few variables as can be."""
     free: frozenset[str]
     """Names that are neither parameters nor local variables."""
     self_attributes: frozenset[str]
@@ -52,7 +56,7 @@ class CanonicalForm:
 
     def serves(self, other: CanonicalForm) -> bool:
         """Whether this does what the other does for every call that the other takes."""
-        return self.takes_as(other) and self.lines[1:] == other.lines[1:]
+        return self.takes_as(other) and self.fewest == other.fewest
 
     def takes_as(self, other: CanonicalForm) -> bool:
         """Whether the signature is the other's, or has defaults where the other requires an argument."""
@@ -93,17 +97,25 @@ def canonical_form_of_node(function: FunctionNode) -> CanonicalForm:
     for node in (node for statement in function.body for node in ast.walk(statement)):
         if isinstance(node, _WITHOUT_FORM):
             raise NoCanonicalForm(f"it contains a statement that contracts do not compare: {_short(node)}")
+    form = _form_of(function, statements)
+    fewer = substituted(statements)
+    return form if len(fewer) == len(statements) else replace(form, fewest=_form_of(function, fewer).fewest)
+
+
+def _form_of(function: FunctionNode, statements: Sequence[ast.stmt]) -> CanonicalForm:
     renaming = _Renaming()
     prefix = "async " if isinstance(function, ast.AsyncFunctionDef) else ""
     arguments = renaming.open_function(function.args, statements)
     body = [statement for node in statements if (statement := renaming.visit(node)) is not None]
     bare = ast.arguments(**{**dict(ast.iter_fields(arguments)), "defaults": []})
+    lines = tuple(map(ast.unparse, body))
     return CanonicalForm(
-        lines=(f"{prefix}({ast.unparse(arguments)})", *map(ast.unparse, body)),
+        lines=(f"{prefix}({ast.unparse(arguments)})", *lines),
         readable=(
             f"({ast.unparse(_without_annotations(function.args))})",
             *(ast.unparse(node) for node in statements if not _is_declaration(node)),
         ),
+        fewest=lines,
         free=frozenset(renaming.free),
         self_attributes=frozenset(renaming.self_attributes),
         parameters=f"{prefix}({ast.unparse(bare)})",

@@ -273,3 +273,21 @@ def test_a_default_where_the_other_requires_an_argument_serves() -> None:
         "def f(self, x, y): return x",
     ):
         assert not more.serves(canonical_form(source))
+
+
+def test_the_number_of_variables_does_not_count():
+    stepwise = """
+    def forward(self, x):
+        gate = self.act_fn(self.gate_proj(x))
+        up = self.up_proj(x)
+        y = self.down_proj(gate * up)
+        return y
+    """
+    at_once = "def forward(self, h): return self.down_proj(self.act_fn(self.gate_proj(h)) * self.up_proj(h))"
+    one, other = canonical_form(stepwise), canonical_form(at_once)
+    assert one.serves(other) and other.serves(one)
+    assert len(one.lines) == 5, "messages name the statements of the source"
+    swapped = canonical_form(
+        at_once.replace("gate_proj", "_").replace("up_proj", "gate_proj").replace("_(", "up_proj(")
+    )
+    assert not swapped.serves(one)
