@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 from kernels_hub.compiler.errors import EngineError
 from kernels_hub.compiler.ir.graph import Graph, Value
 from kernels_hub.compiler.ir.types import BOOL, DType
@@ -164,20 +166,21 @@ class _Builder:
 
     def _kernel(self, group: FusionGroup, stored: set[Value]) -> Kernel:
         nests = []
-        for loops, body in parts(group, self.most_parts):
-            stores = []
-            for value in group.values:
+        for piece in parts(group, self.most_parts):
+            loops, body = piece.loops, piece.body
+            stores: dict[Store, None] = {}
+            for value, made in itertools.product(group.values, piece.made):
                 if value in stored:
-                    buffer, index = self.buffer_of(value), body.own[value]
+                    buffer, index = self.buffer_of(value), made[value]
                     assert buffer is not None
-                    stores.append(Store(buffer, buffer.place(index), body.names[value, index, ()]))
+                    stores[Store(buffer, buffer.place(index), body.names[value, index, ()])] = None
             outer = [loop for axis, loop in enumerate(loops) if axis not in group.inner]
             if isinstance(group.anchor, Convolution):
                 outer = [outer[0], *outer[2:], outer[1]]
             if isinstance(group.anchor, Order) and group.anchor.kth is None:
                 outer.append(outer.pop(group.anchor.axis))
             inner = (*(loops[axis] for axis in sorted(group.inner)), *group.extra)
-            nests.append(Nest(tuple(outer), inner, needed(body.statements, stores), group.anchor))
+            nests.append(Nest(tuple(outer), inner, needed(body.statements, [*stores]), group.anchor))
         if group.values[0].op_name in SCATTERS:
             nests.append(updates(group.values[0], group.number, self.buffer_of))
         name = f"k{group.number}_{_hint(group)}"
