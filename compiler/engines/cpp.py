@@ -35,6 +35,7 @@ from kernels_hub.compiler.runtime import errors as runtime
 from kernels_hub.compiler.runtime.native import Native
 from kernels_hub.compiler.runtime.toolchain import Isa, begin, build, machine_isas, whole
 from kernels_hub.compiler.schedule.choices import CHOICES, Choices
+from kernels_hub.compiler.schedule.complex_pairs import in_pairs
 from kernels_hub.compiler.schedule.inlining import refused
 from kernels_hub.compiler.schedule.kernel import Anchor, Attention, Convolution, Product
 from kernels_hub.compiler.schedule.partial import may_be_long
@@ -74,8 +75,9 @@ class CppEngine:
             return Decline("no C++ compiler found (set KERNELS_HUB_CXX or install g++)")
         if (lacking := without_weights(graph)) is not None:
             return lacking
-        if found := refused(graph, regions=True) | untold(graph):
-            return declined(found)
+        pairs = in_pairs(graph)
+        if refused(pairs, regions=True) or untold(pairs):
+            return declined(refused(graph, regions=True) | untold(graph))
         return Support(frozenset({Note.NEEDS_COMPILER}), _knobs(graph))
 
     def compile(self, graph: Graph, device: Device, knobs: Mapping[str, KnobValue]) -> CompiledPlan:
@@ -84,7 +86,7 @@ class CppEngine:
         answer = self.check(graph, device)
         if isinstance(answer, Decline):
             raise EngineError(f"engine {self.name} does not take graph {graph.name}: {answer.reason}")
-        scheduled = schedule(graph, choices=choices)
+        scheduled = schedule(in_pairs(graph), choices=choices)
         program = generate(scheduled)
         return CppPlan(graph, device, scheduled, program, loaded(program, graph.name))
 
@@ -103,7 +105,7 @@ class CppEngine:
         Raises PlanError for a library of another graph, of other sources, or for an instruction set that is not here.
         """
         found = unpack_graph(payload, self.name, device)
-        scheduled = schedule(found.graph, choices=Choices.of(found.knobs))
+        scheduled = schedule(in_pairs(found.graph), choices=Choices.of(found.knobs))
         program = generate(scheduled)
         library = unpack_native(code, self.name, program)
         return CppPlan(

@@ -26,6 +26,7 @@ from kernels_hub.compiler.rewrite.pipeline import PIPELINE, rewrite
 from kernels_hub.compiler.rewrite.rule import Options as RewriteOptions
 from kernels_hub.compiler.runtime.arguments import dtype_of
 from kernels_hub.compiler.schedule.choices import Choices
+from kernels_hub.compiler.schedule.complex_pairs import in_pairs
 from kernels_hub.compiler.schedule.inlining import refused
 from kernels_hub.compiler.schedule.kernel import Schedule
 from kernels_hub.compiler.schedule.ordered import OF_LENGTHS
@@ -66,7 +67,7 @@ def compile_programs(
     if found.modules is None and found.example is not None:
         with evaluating(found.example.module):
             modules = recorded(found.example, by_layout=found.by_layout, remembered=found.remembered)
-    scheduled = schedule(graph, choices=Choices.of(for_cpu.choices if for_cpu is not None else {}))
+    scheduled = schedule(in_pairs(graph), choices=Choices.of(for_cpu.choices if for_cpu is not None else {}))
     native = Parts(layer, lowered, scheduled, native_program(scheduled), modules, label)
     if not triton:
         return Programs(dtype, found, native, None, "it was not asked for")
@@ -134,7 +135,7 @@ def native_program(scheduled: Schedule) -> CppCode:
 
 
 def _check_ops(graph: Graph) -> None:
-    if found := refused(graph, regions=True):
+    if found := refused(in_pairs(graph), regions=True):
         lines = [
             f"{value.op_name}: {reason}; from {value.node.origin or 'the graph'}"
             for value, reason in found.items()

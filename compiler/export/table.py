@@ -16,6 +16,9 @@ from kernels_hub.compiler.export.source import Source
 from kernels_hub.compiler.ir.binding import bounds, runtime_dim, told_symbols
 from kernels_hub.compiler.ir.dims import Dim, dim_symbols, symbol
 from kernels_hub.compiler.ir.extrema import substitute
+from kernels_hub.compiler.ir.graph import Value
+from kernels_hub.compiler.ir.op import Shape
+from kernels_hub.compiler.ir.types import DType
 from kernels_hub.compiler.runtime.parts import Module, Tensor, Values, View
 from kernels_hub.compiler.runtime.sizes import Bound, SymbolicDim
 from kernels_hub.compiler.schedule.kernel import Buffer, Load, Role, Schedule, statements
@@ -81,13 +84,15 @@ class Parts:
 def write_table(parts: Parts) -> str:
     """The text of table.py. Raises EngineError where the inputs' shapes do not tell a size that the program takes."""
     places, source = parts.places, parts.source
-    inputs = [(name, parts.schedule.inputs[name]) for name in source.graph.inputs]
-    outputs = [(name, parts.schedule.outputs[name]) for name in source.graph.outputs]
+    inputs = {name: parts.schedule.inputs[name] for name in source.graph.inputs}
+    outputs = {name: parts.schedule.outputs[name] for name in source.graph.outputs}
+    taken = {name: _of_tensor(one, source.graph.inputs[name]) for name, one in inputs.items()}
+    given = {name: _of_tensor(one, source.graph.outputs[name]) for name, one in outputs.items()}
     spans = spans_of(parts.schedule)
     sizes_of_views = [dim for view in source.views for _, given in view.steps for dim in _sizes(given)]
     names = _Names(parts.program.buffers, sizes_of_views)
     dims = _Dims(names)
-    told = told_symbols(one.shape for _, one in inputs)
+    told = told_symbols(shape for _, shape in taken.values())
     if missing := [symbol for symbol in (*parts.program.sizes, *names.variables) if symbol not in told]:
         raise EngineError(f"no shape of an input tells the size of {missing[0]!r}, which the program needs")
     kinds = [_literal(module) for module in parts.modules]
@@ -109,15 +114,16 @@ def write_table(parts: Parts) -> str:
         "changed": _literal(source.changed),
         "assertions": _literal(source.assertions),
         "inputs": _lines("()", (
-            f"Input({_literal(name)}, {_literal(one.dtype.name)}, {dims.shape(one.shape)}, {places[one]})"
-            for name, one in inputs
+            f"Input({_literal(name)}, {_literal(dtype.name)}, {dims.shape(shape)}, {places[inputs[name]]})"
+            for name, (dtype, shape) in taken.items()
         )),
         "weights": _lines("()", _weights(parts)),
         "constants": _lines("{}", (f"{places[constant]}: {_literal(constant.name)}" for constant in parts.constants())),
         "constants_file": _literal(parts.file("constants.safetensors")),
         "prepared": _lines("{}", (f"{places[one]}: {one.bytes}" for one in parts.of(Role.PREPARED))),
         "outputs": _lines("()", (
-            f"Output({_literal(name)}, {_literal(one.dtype.name)}, {places[one]})" for name, one in outputs
+            f"Output({_literal(name)}, {_literal(dtype.name)}, {places[outputs[name]]})"
+            for name, (dtype, _) in given.items()
         )),
         "scratch": _lines("()", (
             f"Scratch({_literal(tuple(places[buffer] for buffer in span.buffers))}, {span.first}, {span.last})"
@@ -130,7 +136,7 @@ def write_table(parts: Parts) -> str:
         "sources": _literal(parts.program.runtime if isinstance(parts.program, CppCode) else ()),
         "messages": _literal(parts.program.messages),
         "modules": _lines("()", kinds),
-        "bounds": _literal(bounds(dim for _, one in inputs for dim in one.shape)),
+        "bounds": _literal(bounds(dim for _, shape in taken.values() for dim in shape)),
         "output_shapes": "output_shapes",
         "scratch_bytes": "scratch_bytes",
         **({"views": _lines("()", (_view(view, dims) for view in source.views))} if source.views else {}),
@@ -146,7 +152,7 @@ def write_table(parts: Parts) -> str:
         "def output_shapes(sizes):",
         '    """The shape of each output."""',
         *sizes,
-        f"    return {_tuple(_shape(one.shape, names) for _, one in outputs)}", "", "",
+        f"    return {_tuple(_shape(shape, names) for _, shape in given.values())}", "", "",
         "def scratch_bytes(sizes):",
         '    """The bytes of each entry of `scratch`."""',
         *(sizes if spans else []),
@@ -156,6 +162,11 @@ def write_table(parts: Parts) -> str:
         "    )", "", "",
         "TABLE = Table(",
     ]) + "\n" + body + ")\n"  # fmt: skip
+
+
+def _of_tensor(buffer: Buffer, value: Value) -> tuple[DType, Shape]:
+    """What calls take or give in a buffer: of complex numbers, the program knows pairs."""
+    return (value.dtype, buffer.shape[:-1]) if value.dtype.is_complex else (buffer.dtype, buffer.shape)
 
 
 def _room(size: Dim, names: _Names) -> str:

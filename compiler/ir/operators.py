@@ -355,7 +355,18 @@ class Operators:
     def parts(self) -> tuple[Self, Self]:
         """The real and the imaginary parts of a value (…, 2 n), which has a pair for each complex number."""
         pairs = self.reshape((*self.shape[:-1], self.shape[-1] // 2, 2))
-        return pairs.slice(-1, 0, 1).squeeze(-1), pairs.slice(-1, 1, 2).squeeze(-1)
+        return pairs.part(0), pairs.part(1)
+
+    def part(self, which: int) -> Self:
+        """One part of pairs (…, 2): 0 the real one, 1 the imaginary."""
+        return self.slice(-1, which, which + 1).squeeze(-1)
+
+    def paired(self, imaginary: Self) -> Self:
+        """The pairs (…, 2) of these real parts and of imaginary ones; those that both are parts of."""
+        pairs = _cut_pairs(self, 0)
+        if pairs is not None and pairs is _cut_pairs(imaginary, 1):
+            return pairs
+        return self.apply("concat", self.unsqueeze(-1), imaginary.unsqueeze(-1), axis=self.rank)
 
     def pad(
         self, padding: Sequence[tuple[Dim, Dim]], value: Self | Number = 0, *, mode: str = "constant"
@@ -502,6 +513,17 @@ def scalar_array(number: Number, row: DType) -> types.Array:
         raise TypeRuleError(f"{number!r} is no bool")
     with np.errstate(over="ignore"):
         return np.asarray(number).astype(row.numpy)
+
+
+def _cut_pairs(part: Operators, which: int) -> Operators | None:
+    """The pairs that a value is one part of, as `part` cuts it out."""
+    cut = part.operands[0] if part.op_name == "reshape" else part
+    if cut.op_name != "slice" or not cut.rank:
+        return None
+    pairs = cut.operands[0]
+    begins = all(start == 0 for start in cut.attrs["starts"][:-1]) and cut.attrs["starts"][-1] == which
+    is_whole = same_shapes(pairs.shape, (*part.shape, 2)) and same_shapes(cut.shape, (*part.shape, 1))
+    return pairs if begins and is_whole else None
 
 
 def _is_sequence(value: object) -> bool:

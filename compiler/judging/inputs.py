@@ -24,7 +24,7 @@ from kernels_hub.compiler.errors import CompilerError, DimError
 from kernels_hub.compiler.ir.dims import dim_symbols
 from kernels_hub.compiler.ir.extrema import substitute
 from kernels_hub.compiler.ir.graph import Graph
-from kernels_hub.compiler.ir.ops.conversion import convert
+from kernels_hub.compiler.ir.ops.conversion import convert, of_parts
 from kernels_hub.compiler.ir.types import Array, DType
 from kernels_hub.compiler.judging.decisions import Decision, decisions, observe, thresholds
 from kernels_hub.compiler.judging.roles import Role, role_of
@@ -253,7 +253,7 @@ class _Made:
                 arrays[name] = convert(np.asarray(numbers, np.float64), value.dtype)
             elif value.dtype.is_complex:
                 parts = [fill(random, base.shape, value.dtype, ()) for _ in range(2)]
-                arrays[name] = (parts[0] + 1j * parts[1]).astype(base.dtype)
+                arrays[name] = of_parts(*parts).astype(base.dtype)
             elif label in _WHOLE:
                 choices = np.asarray(_WHOLE[label](value.dtype), object)
                 arrays[name] = random.choice(choices, base.shape).astype(base.dtype)

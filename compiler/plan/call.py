@@ -25,6 +25,7 @@ _SMALL = 1 << 20
 """Bytes of outputs up to which one is kept to allocate others like it."""
 _SMALL_ARRAY = 1 << 14
 """The same of an output that NumPy allocates."""
+_RESOLVE_CONJ = torch.Tensor.resolve_conj
 
 
 @dataclass
@@ -60,6 +61,11 @@ class BoundProgram:
         if program.direct and self.known:
             self._execute = self._plans[0].execute
             self.run = self._run_computed if self._computes[0] else self._run_direct
+
+    def resolve_inputs(self) -> None:
+        """Have `run` take complex inputs as they come, conjugated or not, which no key of known calls tells."""
+        run = self.run
+        self.run = lambda inputs: run(list(map(_RESOLVE_CONJ, inputs)))
 
     def _as_small_arrays(self) -> list[tuple[tuple[int, ...], np.dtype[np.generic]]]:
         """Shape and dtype of each output, where these are small and a call is that of one plan; else none."""

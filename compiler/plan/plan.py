@@ -58,9 +58,7 @@ class Plan:
         self._outputs = tuple(program.signature.outputs.items())
         self._single = len(self._outputs) == 1
         of_all = (*program.signature.inputs.values(), *program.signature.outputs.values())
-        self._plain = device.type == "cpu" and all(
-            of.dtype.module == "numpy" and not of.dtype.is_complex for of in of_all
-        )
+        self._plain = device.type == "cpu" and all(of.dtype.module == "numpy" for of in of_all)
         """Whether torch and NumPy take each other's memory as it is, for every dtype here."""
         self._arenas = Arenas()
         self._known: dict[Any, BoundProgram] = {}
@@ -256,7 +254,10 @@ class Plan:
         return tensors, call
 
     def _bound(self, shapes: tuple[Shape, ...]) -> BoundProgram:
-        return BoundProgram(self.program, self.sizes(*shapes), self.device, self._arenas)
+        call = BoundProgram(self.program, self.sizes(*shapes), self.device, self._arenas)
+        if any(of.dtype.is_complex for _, of in self._inputs):
+            call.resolve_inputs()
+        return call
 
     def _forget(self, dropped: BoundProgram) -> None:
         with self._lock:
@@ -352,9 +353,7 @@ def _array_key(inputs: Sequence[Any]) -> Any:
 
 def _needs_nothing(given: Any) -> bool:
     """Whether engines can take a tensor, and all of the same key, as it is."""
-    return (
-        type(given) in _DIRECT and not given.requires_grad and not given.is_neg() and not given.is_complex()
-    )
+    return type(given) in _DIRECT and not given.requires_grad and not given.is_neg()
 
 
 def _span(tensor: torch.Tensor) -> tuple[int, int]:

@@ -39,6 +39,7 @@ class Inputs:
         self._arguments = tuple(table.arguments.items())
         self._dtypes = [dtype_of(parameter.dtype) for parameter in table.inputs]
         self._strided = [torch.strided] * len(table.inputs)
+        self._complex = [place for place, dtype in enumerate(self._dtypes) if dtype.is_complex]
 
     def of(self, values: tuple[Any, ...]) -> list[torch.Tensor]:
         """The tensors of a call. values: of the arguments, in the order of the table.
@@ -55,6 +56,8 @@ class Inputs:
         if not self._fit(tensors):
             for parameter, argument in zip(self._table.inputs, tensors, strict=True):
                 _check(parameter, argument, self._place)
+        for place in self._complex:
+            tensors[place] = tensors[place].resolve_conj()
         if all(map(_IS_CONTIGUOUS, tensors)) and not any(map(_IS_NEGATED, tensors)):
             return tensors
         return [tensor.resolve_neg().contiguous() for tensor in tensors]

@@ -46,6 +46,13 @@ def accumulator(array: Array) -> Array:
     return array.astype(wide[kind])
 
 
+def of_parts(real: Array, imaginary: Array) -> Array:
+    """Complex numbers; of arithmetic, an infinity in one part would make NaN of the other."""
+    whole: Array = np.empty(real.shape, np.complex128)
+    whole.real, whole.imag = real, imaginary
+    return whole
+
+
 @np.errstate(all="ignore")
 def convert(array: Array, to: DType, *, saturate: bool = False) -> Array:
     """The array cast to another dtype.

@@ -21,6 +21,7 @@ from kernels_hub.compiler.ir.op import (
     require_equal,
     same_shape,
 )
+from kernels_hub.compiler.ir.ops.conversion import of_parts
 from kernels_hub.compiler.ir.types import FLOAT32, FLOAT64, Array, DType
 
 OPERANDS = {"full": (1, 2), "half": (1,), "real": (2,)}
@@ -68,7 +69,7 @@ def _run(step: ReferenceCall) -> Array:
     if not real.size:
         return np.zeros(step.shape, step.dtype)
     with np.errstate(invalid="ignore", over="ignore"):
-        x = real if not imaginary else _pairs(real, imaginary[0])
+        x = real if not imaginary else of_parts(real, imaginary[0])
         y: Array
         if step.attrs["form"] == "real":
             y = np.fft.irfft(x, step.attrs["length"], axis, "forward")
@@ -83,13 +84,6 @@ def _spectrum(x: Array, axis: int, *, is_half: bool, inverse: bool) -> Array:
     if is_half:
         return np.asarray(np.fft.rfft(x, axis=axis))
     return np.asarray(np.fft.ifft(x, axis=axis, norm="forward") if inverse else np.fft.fft(x, axis=axis))
-
-
-def _pairs(real: Array, imaginary: Array) -> Array:
-    """Complex numbers; of arithmetic, an infinity in one part would make NaN of the other."""
-    whole: Array = np.empty(real.shape, np.complex128)
-    whole.real, whole.imag = real, imaginary
-    return whole
 
 
 ROWS = (

@@ -33,7 +33,7 @@ from kernels_hub.compiler.ir.op import (
     same_shape,
     spelled,
 )  # fmt: skip
-from kernels_hub.compiler.ir.ops.conversion import widened
+from kernels_hub.compiler.ir.ops.conversion import of_parts, widened
 from kernels_hub.compiler.ir.types import INTEGERS, NUMBERS, REALS, Array, DType
 
 
@@ -385,7 +385,7 @@ OTHERS = (
        same_shape, traits=Trait.POINTWISE,
        spellings=spelled(triton="tl.where({0}, {1}, {2})", cpp="({0} ? {1} : {2})"), flops=moves_only,
        source="numpy.where"),
-    Op("complex", "a + b*i", 2, lambda step: (step.operands[0] + 1j * step.operands[1]).astype(step.dtype), _whole,
+    Op("complex", "a + b*i", 2, lambda step: of_parts(*step.operands).astype(step.dtype), _whole,
        same_shape, traits=Trait.POINTWISE, spellings=spelled(cpp="{dtype}({0}, {1})"), source="torch.complex"),
     Op("real", "the real part", 1, lambda step: step.operands[0].real.copy(), _part, same_shape,
        traits=Trait.POINTWISE, spellings=spelled(cpp="({0}).real()"), source="numpy.real"),

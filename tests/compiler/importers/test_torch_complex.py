@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
 
-from kernels_hub.compiler import compile, evaluate
+from kernels_hub.compiler import compile, evaluate, load_executable
 from kernels_hub.compiler.errors import ImportFailure
 from kernels_hub.compiler.importers.aten_ops.call import HANDLERS
 from kernels_hub.compiler.importers.aten_ops.complex import MIXING, PARTWISE
@@ -182,6 +184,78 @@ def test_no_engine_needs_complex_numbers(name: str):
     function, x = functions.get(name) or TRANSFORMS[name]
     run = compile((Function(function), (x,)), "cpu", engines=("cpp",))
     torch.testing.assert_close(run(x), function(x), rtol=1e-4, atol=2e-5)
+
+
+CALLED = {
+    "as it is": lambda x: x,
+    "conjugated": lambda x: x.conj(),
+    "negated": lambda x: torch._neg_view(x),
+    "conjugated and negated": lambda x: torch._neg_view(x.conj()),
+    "transposed": lambda x: x.T.contiguous().T,
+    "backwards": lambda x: x.flip(0)[::2].repeat(2, 1)[: len(x)],
+    "of every other": lambda x: torch.stack([x, x + 1], -1)[..., 1],
+    "a parameter": lambda x: torch.nn.Parameter(x),
+}
+
+
+@pytest.mark.skipif(find_compiler() is None, reason="needs a C++ compiler")
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128])
+@pytest.mark.parametrize("name", ["transform", "product", "parts", "views", "real", "constant", "joined"])
+def test_complex_arguments_and_results_in_cpp(name: str, dtype: torch.dtype):
+    """Whatever memory an argument has, however often it comes, also after others of the same shape."""
+    functions = {
+        "transform": lambda x, y: torch.fft.fft(x),
+        "product": lambda x, y: x @ y,
+        "parts": lambda x, y: (x.real, y.imag, x * y),
+        "views": lambda x, y: (x, x.conj(), y.T, x[1:].reshape(-1)),
+        "real": lambda x, y: (x.abs() * 2, torch.fft.ifft(y).real),
+        "constant": lambda x, y: x * torch.tensor([1j, 2, 3 - 1j, 0], dtype=x.dtype),
+        "joined": lambda x, y: torch.stack([x, y, x + y], -1).flatten(1),
+    }
+    function, allowed = functions[name], 1e-5 if dtype is torch.complex64 else 1e-12
+    given = complexes(4, 4, dtype=dtype), complexes(4, 4, dtype=dtype) * 2j - 1
+    run = compile((Function(function), given), "cpu", engines=("cpp",))
+    for change in (*CALLED.values(), *CALLED.values()):
+        args = tuple(map(change, given))
+        found, expected = run(*args), function(*args)
+        for one, other in zip(
+            *([one] if torch.is_tensor(one) else one for one in (found, expected)), strict=True
+        ):
+            torch.testing.assert_close(one, other.resolve_conj().detach(), rtol=allowed, atol=allowed)
+    for _ in range(3):
+        found = run(*(x.numpy() for x in given))
+        first = found if isinstance(found, np.ndarray) else found[0]
+        expected = function(*given)
+        np.testing.assert_allclose(
+            first, expected if torch.is_tensor(expected) else expected[0], rtol=allowed, atol=allowed
+        )
+
+
+@pytest.mark.skipif(find_compiler() is None, reason="needs a C++ compiler")
+def test_complex_numbers_that_are_not_finite_or_none_in_cpp():
+    inf, nan = torch.inf, torch.nan
+    x = torch.tensor([complex(inf, 1), complex(1, -inf), complex(nan, 0), complex(0, nan), 0j, -0.0 + 1j])
+    function = lambda x: (x.abs(), torch.view_as_real(x), x + 1, x.real.isnan())  # noqa: E731
+    for one in (x, x[:0]):
+        run = compile((Function(function), (one,)), "cpu", engines=("cpp",))
+        for found, expected in zip(run(one), function(one), strict=True):
+            torch.testing.assert_close(found, expected, equal_nan=True)
+
+
+@pytest.mark.skipif(find_compiler() is None, reason="needs a C++ compiler")
+def test_complex_sizes_that_are_symbols_in_cpp(tmp_path: Path):
+    dims = {"args": ({0: torch.export.Dim("batch", min=2)},)}
+    run = compile(
+        (Function(lambda x: torch.fft.fft(x) * x), (complexes(3, 10),)), "cpu", engines=("cpp",), dims=dims
+    )
+    run.save(tmp_path / "run.khplan")
+    for called in (run, load_executable(tmp_path / "run.khplan", "cpu")):
+        for rows in (3, 7):
+            x = complexes(rows, 10)
+            torch.testing.assert_close(called(x), torch.fft.fft(x) * x, rtol=1e-5, atol=1e-5)
+            out = torch.empty(10, rows, dtype=x.dtype).T
+            called.execute((x,), outputs=(out,))
+            torch.testing.assert_close(out, torch.fft.fft(x) * x, rtol=1e-5, atol=1e-5)
 
 
 def test_extreme_magnitudes():
