@@ -291,13 +291,17 @@ def _sgn(call: AtenCall, x: Complex) -> Complex:
 
 
 def _magnitude(x: Complex) -> Value:
-    """sqrt(a² + b²), of both divided by the larger: no square overflows or is lost."""
+    """sqrt(a² + b²), of both divided by the larger: no square overflows or is lost.
+
+    The sum of squares is at least 1, but for 0, whose root has no derivative: 0 times the root of something else is 0,
+    and so is its gradient, as PyTorch's.
+    """
     a, b = x.real.unary("abs"), x.imaginary.unary("abs")
-    most = a.binary("maximum", b)
-    usual = most.binary("lt", math.inf) & most.binary("ne", 0.0)
-    scale = usual.select(most, 1.0)
-    a, b = a / scale, b / scale
-    return scale * (a * a + b * b).unary("sqrt")
+    most = a.binary("maximum", b).unary("stop_gradient")
+    is_finite = most.binary("lt", math.inf)
+    divisor = (is_finite & most.binary("ne", 0.0)).select(most, 1.0)
+    a, b = a / divisor, b / divisor
+    return is_finite.select(most, 1.0) * (a * a + b * b).binary("maximum", 0.5).unary("sqrt")
 
 
 def _phase(x: Complex) -> Value:

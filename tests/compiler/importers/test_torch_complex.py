@@ -9,11 +9,13 @@ import pytest
 import torch
 
 from kernels_hub.compiler import compile, evaluate, load_executable
+from kernels_hub.compiler.autodiff import differentiate
 from kernels_hub.compiler.errors import ImportFailure
 from kernels_hub.compiler.importers.aten_ops.call import HANDLERS
 from kernels_hub.compiler.importers.aten_ops.complex import MIXING, PARTWISE
 from kernels_hub.compiler.importers.torch_export import import_torch
 from kernels_hub.compiler.runtime.toolchain import find_compiler
+from tests.compiler.autodiff.gradcheck import gradients
 from tests.compiler.importers.torch_programs import Function, check_function
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # torch.export's own
@@ -263,6 +265,17 @@ def test_extreme_magnitudes():
     values = torch.tensor([3e30 + 4e30j, 3e-30 - 4e-30j, 0j, complex("inf+1j"), complex("nan+1j"), -0.0 + 2j])
     check_function(lambda x: (x.abs(), x.sgn()[:3]), values.to(torch.complex64))
     check_function(lambda x, y: x / y, values[:2].to(torch.complex64), values[:2].to(torch.complex64) * 2)
+
+
+def test_the_gradient_of_a_magnitude_is_0_at_0():
+    """As PyTorch's; elsewhere it is the direction, whichever part is larger, 0, or tiny."""
+    rows = [[0, 0], [3, 4], [-4, 3], [2, 0], [0, -2], [1, 1], [1e-200, -1e-200], [1e200, 3e200]]
+    x = torch.tensor(rows, dtype=torch.float64, requires_grad=True)
+    graph = import_torch(Function(lambda x: torch.view_as_complex(x).abs()), (x.detach(),))
+    torch.view_as_complex(x).abs().backward(torch.arange(1.0, 9, dtype=torch.float64))
+    cotangents = {"output": np.arange(1.0, 9)}
+    (found,) = gradients(differentiate(graph), {"args_0": x.detach().numpy()}, cotangents).values()
+    np.testing.assert_allclose(found, x.grad, rtol=1e-14)
 
 
 @pytest.mark.parametrize(
