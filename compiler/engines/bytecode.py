@@ -31,6 +31,7 @@ from kernels_hub.compiler.ir.graph import Graph, Node, Value
 from kernels_hub.compiler.ir.op import Trait
 from kernels_hub.compiler.runtime.bytecode import BytecodeProgram
 from kernels_hub.compiler.schedule.choices import Choices
+from kernels_hub.compiler.schedule.complex_pairs import in_pairs
 from kernels_hub.compiler.schedule.inlining import NATIVE_ONLY, refused
 from kernels_hub.compiler.schedule.kernel import Schedule
 from kernels_hub.compiler.schedule.ordered import is_ordered
@@ -61,8 +62,8 @@ class BytecodeEngine:
             return Decline(reason)
         if (lacking := without_weights(graph)) is not None:
             return lacking
-        if found := refused(graph) | values_refused(graph, _why_not) | untold(graph):
-            return declined(found)
+        if _refused(in_pairs(graph)):
+            return declined(_refused(graph))
         try:
             self._made[graph] = _made(graph, Choices())
         except EngineError as error:
@@ -88,8 +89,12 @@ ENGINE = BytecodeEngine()
 
 
 def _made(graph: Graph, choices: Choices) -> _Made:
-    scheduled = schedule(graph, choices=choices)
+    scheduled = schedule(in_pairs(graph), choices=choices)
     return scheduled, generate(scheduled)
+
+
+def _refused(graph: Graph) -> dict[Value, str]:
+    return refused(graph) | values_refused(graph, _why_not) | untold(graph)
 
 
 def _why_not(node: Node) -> str | None:
@@ -98,7 +103,7 @@ def _why_not(node: Node) -> str | None:
             return f"bytecode has no {value.dtype}"
     if node.op.name == "call":
         return next(iter(values_refused(node.attrs["callee"], _why_not).values()), None)
-    if node.op.name in NATIVE_ONLY or is_ordered(node):
+    if node.op.name in NATIVE_ONLY - {"fourier"} or is_ordered(node):
         return f"{node.op.name} has no form in bytecode"
     if Trait.POINTWISE not in node.op.traits or node.op.name in NOT_COMPUTED - {
         "bitcast",

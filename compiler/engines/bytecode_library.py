@@ -28,9 +28,9 @@ OPERATIONS = "bytecode_operations.h"
 """A table, included again for each use of it."""
 LINKED = (
     "linked_attention.cpp", "linked_attention_narrow.cpp", "linked_convolution.cpp", "linked_convolution_narrow.cpp",
-    "linked_grouped.cpp", "linked_product.cpp", "linked_product_narrow.cpp",
+    "linked_fourier.cpp", "linked_grouped.cpp", "linked_product.cpp", "linked_product_narrow.cpp",
 )  # fmt: skip
-"""What the interpreter calls for products, convolutions and attention."""
+"""What the interpreter calls for products, convolutions, transforms and attention."""
 SOURCES = (INTERPRETER / SOURCE, *(RUNTIME / name for name in LINKED))
 
 

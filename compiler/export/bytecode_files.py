@@ -14,7 +14,7 @@ from kernels_hub.compiler.codegen.bytecode.program import generate
 from kernels_hub.compiler.codegen.cpp.translation_unit import CppCode
 from kernels_hub.compiler.errors import EngineError
 from kernels_hub.compiler.export.table import Parts
-from kernels_hub.compiler.runtime.bytecode import SUFFIX, write_words
+from kernels_hub.compiler.runtime.bytecode import FORMAT, SUFFIX, TRANSFORMS, write_words
 
 
 @dataclass(frozen=True)
@@ -66,4 +66,4 @@ def _content(parts: Parts) -> bytes:
         [one.source for one in native.packed],
     ):
         raise EngineError("its bytecode is called with other operands than its C++")
-    return write_words(code.words)
+    return write_words(code.words, TRANSFORMS if code.transforms else FORMAT)

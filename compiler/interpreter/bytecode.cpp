@@ -153,7 +153,8 @@ class Reader {
       case 1: return reducing();
       case 2: return multiplying();
       case 3: return convolving();
-      default: return attending();
+      case 4: return attending();
+      default: return transforming();
     }
   }
   std::vector<Kernel> kernels() {
@@ -249,6 +250,21 @@ class Reader {
       found->space = index();
       found->rest = nest();
     }
+    return found;
+  }
+
+  std::unique_ptr<Nest> transforming() {
+    auto found = std::make_unique<Transforming>();
+    found->element = element();
+    found->form = static_cast<FourierForm>(word());
+    found->inverse = word() != 0;
+    found->samples = word(), found->axis = word();
+    const int64_t scale = word();
+    std::memcpy(&found->scale, &scale, 8);
+    found->dims = indices();
+    found->real = operand(), found->real_steps = indices();
+    if ((found->has_imaginary = word() != 0)) found->imaginary = operand(), found->imaginary_steps = indices();
+    found->epilogue = epilogue();
     return found;
   }
 
@@ -349,7 +365,9 @@ using kh::bytecode::Program;
 
 extern "C" {
 
-int kh_bytecode_runs(int64_t format) { return format == kh::bytecode::kFormat; }
+int kh_bytecode_runs(int64_t format) {
+  return format == kh::bytecode::kFormat || format == kh::bytecode::kTransforms;
+}
 
 void* kh_bytecode_load(const int64_t* words, int64_t) {
   kh::bytecode::Reader reader(words);

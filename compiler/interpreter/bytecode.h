@@ -19,6 +19,8 @@ namespace bytecode {
 // What words mean, and what records the functions of module_guard.h take: exported layers bring both along. Another number
 // where either changes; as in runtime/bytecode.py.
 inline constexpr int64_t kFormat = 1;
+// The same and Fourier transforms, which interpreters of before do not know.
+inline constexpr int64_t kTransforms = 2;
 
 inline constexpr int64_t kMostRows = 128, kMostElements = 2048;
 

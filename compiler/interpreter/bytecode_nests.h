@@ -1,4 +1,5 @@
-// Nests of a program: loops, reductions, and what the runtime's products, convolutions and attention are given.
+// Nests of a program: loops, reductions, and what the runtime's products, convolutions, transforms and attention are
+// given.
 #pragma once
 
 #include <array>
@@ -8,6 +9,7 @@
 #include "bytecode_compute.h"
 #include "bytecode_memory.h"
 #include "linked.h"
+#include "linked_fourier.h"
 
 KH_NAMESPACE {
 
@@ -218,34 +220,36 @@ struct Epilogue {
 };
 
 // Rows of results of one thread that wait for more to come: small tiles are not worth their instructions.
+template <class T>
 struct Waiting {
   int64_t batch = 0, i = 0, rows = 0, j = 0, columns = 0;
-  alignas(64) float results[kMostElements];
+  alignas(64) T results[kMostElements];
 };
 
 inline constexpr int64_t kGroupsWaiting = 8;
 
 // A run of a kernel of the runtime, which gives its tiles.
+template <class T>
 class Giving {
  public:
   Giving(const Epilogue& epilogue, const Call& call) : epilogue_(epilogue), call_(call) {}
 
   // What still waits, when all threads have come to their ends.
   void end() {
-    for (const std::unique_ptr<Waiting>& one : waiting_) finish(*one);
+    for (const std::unique_ptr<Waiting<T>>& one : waiting_) finish(*one);
   }
 
   static void give(const void* state, int64_t batch, int64_t i, int64_t rows, int64_t j, int64_t count,
-                   const float* tile, int64_t stride) {
+                   const T* tile, int64_t stride) {
     // const: as the runtime's kernels hand it on
     const_cast<Giving*>(static_cast<const Giving*>(state))->take(batch, i, rows, j, count, tile, stride);
   }
 
  private:
-  void take(int64_t batch, int64_t i, int64_t rows, int64_t j, int64_t count, const float* tile, int64_t stride) {
+  void take(int64_t batch, int64_t i, int64_t rows, int64_t j, int64_t count, const T* tile, int64_t stride) {
     const int64_t most = epilogue_.code.most_elements;
     if (rows * count * 2 > most) return run(batch, i, rows, j, count, tile, stride);
-    Waiting& own = mine(j, count);
+    Waiting<T>& own = mine(j, count);
     if (own.rows > 0 && (own.batch != batch || own.j != j || own.columns != count || own.i + own.rows != i ||
                          (own.rows + rows) * count > most || own.rows + rows > kMostRows))
       finish(own);
@@ -253,26 +257,26 @@ class Giving {
     for (int64_t r = 0; r < rows; ++r) copy_row(tile + r * stride, 1, own.results + (own.rows + r) * count, count);
     own.rows += rows;
   }
-  void finish(Waiting& own) {
+  void finish(Waiting<T>& own) {
     if (own.rows > 0) run(own.batch, own.i, own.rows, own.j, own.columns, own.results, own.columns);
     own.rows = 0;
   }
   // Where this thread keeps columns from j on; groups of columns take turns.
-  Waiting& mine(int64_t j, int64_t count) {
-    static thread_local std::array<Waiting*, kGroupsWaiting> found;
+  Waiting<T>& mine(int64_t j, int64_t count) {
+    static thread_local std::array<Waiting<T>*, kGroupsWaiting> found;
     static thread_local uint64_t of = 0;
     if (of != call_.nest) found.fill(nullptr), of = call_.nest;
-    Waiting*& one = found[j / count % kGroupsWaiting];
+    Waiting<T>*& one = found[j / count % kGroupsWaiting];
     if (one == nullptr) {
       while (__atomic_test_and_set(&is_locked_, __ATOMIC_ACQUIRE)) {
       }
-      waiting_.push_back(std::make_unique<Waiting>());
+      waiting_.push_back(std::make_unique<Waiting<T>>());
       one = waiting_.back().get();
       __atomic_clear(&is_locked_, __ATOMIC_RELEASE);
     }
     return *one;
   }
-  void run(int64_t batch, int64_t i, int64_t rows, int64_t j, int64_t count, const float* tile, int64_t stride) {
+  void run(int64_t batch, int64_t i, int64_t rows, int64_t j, int64_t count, const T* tile, int64_t stride) {
     const Code& code = epilogue_.code;
     Frame& frame = frame_for(code, call_);
     epilogue_.batch.set_scalars(frame, batch);
@@ -285,17 +289,18 @@ class Giving {
                  std::min(tiling.column_tile, count - column), tile + row * stride + column, stride);
     }
   }
-  void run_tile(Frame& frame, int64_t i, int64_t rows, int64_t j, int64_t count, const float* tile, int64_t stride) {
+  void run_tile(Frame& frame, int64_t i, int64_t rows, int64_t j, int64_t count, const T* tile, int64_t stride) {
     epilogue_.rows.set_rows(frame, i, rows);
     frame.column = j;
     frame.shape(rows, count);
-    frame.registers[epilogue_.result] = {reinterpret_cast<char*>(const_cast<float*>(tile)), stride * 4, nullptr};
+    frame.registers[epilogue_.result] = {reinterpret_cast<char*>(const_cast<T*>(tile)),
+                                           stride * static_cast<int64_t>(sizeof(T)), nullptr};
     frame.run(0);
   }
 
   const Epilogue& epilogue_;
   const Call& call_;
-  std::vector<std::unique_ptr<Waiting>> waiting_;
+  std::vector<std::unique_ptr<Waiting<T>>> waiting_;
   bool is_locked_ = false;
 };
 
@@ -349,7 +354,7 @@ struct Multiplying : Nest {
   template <class T>
   void multiply_as(const Call& call) const {
     const int64_t *const at = call.numbers, count = at[batch], rows = at[m], columns = at[n], depth = at[k];
-    Giving giving(epilogue, call);
+    Giving<float> giving(epilogue, call);
     if (count <= 0 || rows <= 0 || columns <= 0) return;
     const T* const left = a.at<T>(call);
     if (packed < 0) {
@@ -365,7 +370,7 @@ struct Multiplying : Nest {
         return Operands<T>{one.left + of_a, one.right + of_b};
       };
       multiply_tiles_batched<T>(count, rows, columns, depth, operands, &where, at[a_row], at[a_depth], at[b_depth],
-                                at[b_column], {Giving::give, &giving, 0, 0});
+                                at[b_column], {Giving<float>::give, &giving, 0, 0});
       return giving.end();
     }
     const float* const right = static_cast<const float*>(call.buffers[packed]);
@@ -374,7 +379,7 @@ struct Multiplying : Nest {
       int64_t of_a, of_b;
       offsets(call, number, of_a, of_b);
       multiply_tiles(rows, columns, depth, left + of_a, at[a_row], at[a_depth], right + of_b * size,
-                     {Giving::give, &giving, number, 0});
+                     {Giving<float>::give, &giving, number, 0});
     }
     giving.end();
   }
@@ -419,8 +424,44 @@ struct Convolving : Nest {
     } else {
       right = static_cast<const float*>(call.buffers[packed]);
     }
-    Giving giving(epilogue, call);
-    convolve_tiles(shape, x.at<T>(call), x_strides, right, {Giving::give, &giving, 0, 0});
+    Giving<float> giving(epilogue, call);
+    convolve_tiles(shape, x.at<T>(call), x_strides, right, {Giving<float>::give, &giving, 0, 0});
+    giving.end();
+  }
+};
+
+// -- Fourier transforms -----------------------------------------------------------------------------------------
+
+struct Transforming : Nest {
+  Element element{};
+  FourierForm form{};
+  bool inverse = false, has_imaginary = false;
+  int64_t samples = 0, axis = 0;
+  double scale = 1;
+  std::vector<int32_t> dims, real_steps, imaginary_steps;
+  Operand real, imaginary;
+  Epilogue epilogue;
+
+  void run(const Call& call) const override {
+    element == Element::kF64 ? transform_as<double>(call) : transform_as<float>(call);
+  }
+
+ private:
+  template <class T>
+  void transform_as(const Call& call) const {
+    const auto numbers = [&](const std::vector<int32_t>& places) {
+      std::vector<int64_t> found;
+      for (const int32_t one : places) found.push_back(call.numbers[one]);
+      return found;
+    };
+    const auto extents = numbers(dims), of_real = numbers(real_steps), of_imaginary = numbers(imaginary_steps);
+    const Fourier shape{form, inverse, samples, scale, static_cast<int64_t>(extents.size()), axis, extents.data()};
+    const FourierInputs<T> in{real.at<T>(call), of_real.data(), has_imaginary ? imaginary.at<T>(call) : nullptr,
+                              of_imaginary.data()};
+    Giving<T> giving(epilogue, call);
+    const auto give = [](const void* state, int64_t i, int64_t rows, int64_t j, int64_t count, const T* tile,
+                         int64_t stride) { Giving<T>::give(state, 0, i, rows, j, count, tile, stride); };
+    transform_tiles<T>(shape, in, {give, &giving});
     giving.end();
   }
 };

@@ -36,6 +36,8 @@ from .native import numbers, pointers
 
 FORMAT = 1
 """As kFormat in interpreter/bytecode.h."""
+TRANSFORMS = 2
+"""As kTransforms there: that of words with Fourier transforms, in which all others mean the same."""
 SUFFIX = ".bytecode"
 """Of a program's file, where its source has ".cpp"."""
 _MARK = "kernels_hub bytecode"
@@ -97,33 +99,37 @@ def declared(library: ctypes.CDLL) -> ctypes.CDLL:
 
 def load_bytecode(path: Path) -> BytecodeProgram:
     """The program of a file. Raises OSError without it, BuildError where it is damaged, or no interpreter runs it."""
-    words = read_words(read_shipped(path), path)
-    return BytecodeProgram(interpreter(), words, path)
+    data = read_shipped(path)
+    words = read_words(data, path)
+    return BytecodeProgram(interpreter(int(_head(data)[1])), words, path)
 
 
-def write_words(words: Sequence[int]) -> bytes:
-    """The content of a file."""
+def write_words(words: Sequence[int], form: int = FORMAT) -> bytes:
+    """The content of a file. form: of the words."""
     given = _little(array("q", words)).tobytes()
-    return f"{_MARK} {FORMAT} {hashlib.sha256(given).hexdigest()}\n".encode() + zlib.compress(given, 9)
+    return f"{_MARK} {form} {hashlib.sha256(given).hexdigest()}\n".encode() + zlib.compress(given, 9)
 
 
 def read_words(data: bytes, path: Path) -> Sequence[int]:
     """What a file holds. Raises BuildError for another format, and where it is not what was written."""
-    head, _, rest = data.partition(b"\n")
-    mark, form, digest = (
-        head.decode("ascii", "replace").rsplit(" ", 2) if head.count(b" ") > 1 else ("", "", "")
-    )
+    mark, form, digest = _head(data)
     if mark != _MARK:
         raise BuildError(f"{path} is no bytecode")
-    if form != str(FORMAT):
+    if form not in {str(FORMAT), str(TRANSFORMS)}:
         raise BuildError(
-            f"{path} is bytecode of format {form[:8]}, this layer's runtime loads format {FORMAT}"
+            f"{path} is bytecode of format {form[:8]}, this layer's runtime loads formats {FORMAT} to {TRANSFORMS}"
         )
     with suppress(zlib.error):
-        words = zlib.decompress(rest)
+        words = zlib.decompress(data.partition(b"\n")[2])
         if hashlib.sha256(words).hexdigest() == digest:
             return _little(array("q", words))
     raise BuildError(f"{path} is damaged: its words are not what was published")
+
+
+def _head(data: bytes) -> Sequence[str]:
+    """The mark, the format and the digest of a file; nothing of what is no bytecode."""
+    head = data.partition(b"\n")[0]
+    return head.decode("ascii", "replace").rsplit(" ", 2) if head.count(b" ") > 1 else ("", "", "")
 
 
 def _little(words: array[int]) -> array[int]:
@@ -141,14 +147,14 @@ def no_interpreter() -> str | None:
     return None
 
 
-def interpreter() -> ctypes.CDLL:
-    """The interpreter of the installed kernels_hub. Raises BuildError, which says why, without one for this format."""
+def interpreter(form: int = FORMAT) -> ctypes.CDLL:
+    """The interpreter of the installed kernels_hub. Raises BuildError, which says why, without one for a format."""
     folder = _folder()
     if folder is None:
         raise BuildError(
             "bytecode needs the interpreter in the wheels of kernels-hub for Linux, and none is installed"
         )
-    return _interpreter(folder)
+    return _interpreter(folder, form)
 
 
 def _folder() -> Path | None:
@@ -164,7 +170,7 @@ def _folder() -> Path | None:
 
 
 @functools.cache
-def _interpreter(folder: Path) -> ctypes.CDLL:
+def _interpreter(folder: Path, form: int) -> ctypes.CDLL:
     reasons = []
     try:
         index: dict[str, Any] = json.loads((folder / _INDEX).read_bytes())
@@ -180,8 +186,8 @@ def _interpreter(folder: Path) -> ctypes.CDLL:
             library = ctypes.CDLL(str(path))
             if not library.kh_runs_here():
                 reasons.append(f"this processor lacks an instruction set of {path.name}")
-            elif not declared(library).kh_bytecode_runs(FORMAT):
-                reasons.append(f"{path} runs another format of bytecode than {FORMAT}")
+            elif not declared(library).kh_bytecode_runs(form):
+                reasons.append(f"{path} runs another format of bytecode than {form}")
             else:
                 return library
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:

@@ -1,4 +1,4 @@
-"""Nests with an anchor as bytecode: what the runtime's products, convolutions and attention are given."""
+"""Nests with an anchor as bytecode: what the runtime's products, convolutions, transforms and attention are given."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from dataclasses import dataclass
 
 from kernels_hub.compiler.codegen.anchor_loops import as_loops
 from kernels_hub.compiler.codegen.bytecode.code import Code
-from kernels_hub.compiler.codegen.bytecode.instruction import ELEMENTS, RegisterKind
+from kernels_hub.compiler.codegen.bytecode.instruction import ELEMENTS, RegisterKind, kind_of
 from kernels_hub.compiler.codegen.bytecode.nests import (
     ATTENDING,
     CONVOLVING,
     MULTIPLYING,
+    TRANSFORMING,
     MakeCode,
     emit_all,
     nest_words,
@@ -32,6 +33,7 @@ from kernels_hub.compiler.schedule.kernel import (
     Attention,
     Buffer,
     Convolution,
+    FourierTransform,
     Load,
     Nest,
     Product,
@@ -44,6 +46,8 @@ from kernels_hub.compiler.schedule.kernel import (
 
 _WEIGHTS = {one: code for code, one in enumerate(Weights)}
 """As in native/reach.h."""
+_FORMS = {"full": 0, "half": 1, "real": 2}
+"""As in native/linked_fourier.h."""
 SPACE = -1
 """The buffer of an attention's result where it is not stored as it is."""
 
@@ -69,12 +73,16 @@ class Anchors:
         self.packed: dict[PackedBuffer, int] = {}
         self._count, self._packs = count, packs
         self.reads: set[Buffer] = set()
+        self.transforms = False
 
     def words(self, nest: Nest) -> list[int] | None:
         """Of a nest with an anchor; None where it has no turns. Raises EngineError for what has no bytecode."""
         anchor = nest.anchor
         if isinstance(anchor, Attention):
             return self._attention(nest, anchor)
+        if isinstance(anchor, FourierTransform):
+            self._note_loads(nest)
+            return None if is_empty(nest.outer) else self._transform(nest, anchor)
         if not isinstance(anchor, (Product, Convolution)):
             raise EngineError(f"bytecode has no {type(anchor).__name__.lower()}")
         self._note_loads(nest)
@@ -168,9 +176,10 @@ class Anchors:
             groups.append(found)
         body = without_single(Nest((column,), (), body)).body
         code = self.make(groups[0], groups[1], column, Ranges((*groups[0], *groups[1], column)))
-        result = code.register(RegisterKind.FLOAT, rows=True, columns=True, is_view=True)
+        dtype = anchor.dtype if isinstance(anchor, FourierTransform) else FLOAT32
+        result = code.register(kind_of(dtype), rows=True, columns=True, is_view=True)
         code.values[anchor.name] = result
-        code.dtypes[anchor.name] = FLOAT32
+        code.dtypes[anchor.name] = dtype
         code.repeats = True
         code.know(body)
         code.begin()
@@ -222,6 +231,23 @@ class Anchors:
         )
         heads = (n, anchor.x.shape[1], anchor.w.shape[0], anchor.groups)
         return [self.numbers.of(one) for one in (*heads, *(dim for triple in triples for dim in triple))]
+
+    # -- Fourier transforms
+
+    def _transform(self, nest: Nest, anchor: FourierTransform) -> list[int]:
+        self.transforms = True
+        self.reads.update(view.buffer for view in anchor.views)
+        (scale,) = struct.unpack("<q", struct.pack("<d", anchor.scale))
+        found = [TRANSFORMING, ELEMENTS[anchor.dtype.name], _FORMS[anchor.form], anchor.inverse]
+        found += [anchor.samples, anchor.axis, scale, *self._listed(anchor.real.shape)]
+        found += [*self._operand(anchor.real), *self._listed(anchor.real.strides)]
+        found.append(anchor.imaginary is not None)
+        if anchor.imaginary is not None:
+            found += [*self._operand(anchor.imaginary), *self._listed(anchor.imaginary.strides)]
+        return [*found, *self._epilogue(nest, nest.outer[:-1], ())]
+
+    def _listed(self, numbers: Sequence[Dim]) -> list[int]:
+        return [len(numbers), *map(self.numbers.of, numbers)]
 
     # -- attention
 

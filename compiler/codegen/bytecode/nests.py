@@ -25,7 +25,7 @@ from kernels_hub.compiler.ir.types import BOOL, INT64, DType
 from kernels_hub.compiler.schedule.index import Loop, Ranges, flatten
 from kernels_hub.compiler.schedule.kernel import Constant, Nest, Reduce, Scan, Statement, Store, arguments
 
-LOOPS, REDUCING, MULTIPLYING, CONVOLVING, ATTENDING = range(5)
+LOOPS, REDUCING, MULTIPLYING, CONVOLVING, ATTENDING, TRANSFORMING = range(6)
 """Kinds of nests, as interpreter/bytecode.cpp reads them."""
 REDUCTIONS = {kind: code for code, kind in enumerate(("sum", "prod", "max", "min", "any", "all"))}
 """As in interpreter/bytecode_compute.h."""

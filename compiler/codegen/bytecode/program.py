@@ -30,7 +30,7 @@ from kernels_hub.compiler.schedule.regions import Branch, Repeat
 class Bytecode:
     """A program, and what it is called with. The fields are those of `cpp.translation_unit.CppCode`.
 
-    words: what the interpreter reads.
+    words: what the interpreter reads. transforms: whether there are Fourier transforms, which older ones do not know.
     """
 
     words: tuple[int, ...]
@@ -40,6 +40,7 @@ class Bytecode:
     messages: tuple[str, ...]
     steps: tuple[str, ...]
     reads: frozenset[Buffer]
+    transforms: bool = False
 
 
 def generate(schedule: Schedule) -> Bytecode:
@@ -77,6 +78,7 @@ class _Program:
             tuple(self.messages),
             tuple(kernel.name for kernel in self.schedule.kernels),
             frozenset(during.reads),
+            before.transforms or during.transforms,
         )
 
     def _kernels(self, kernels: Sequence[Kernel], anchors: Anchors) -> list[int]:

@@ -50,6 +50,24 @@ def test_it_agrees_with_the_oracle(op, dtype, attrs):
     assert_agrees(ENGINE, graph_of(op, given, **attrs), given)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("form", ["full", "half", "real"])
+@pytest.mark.parametrize(
+    ("shape", "axis"),
+    [((3, 40), 1), ((600, 17), 1), ((16, 5), 0), ((2, 9, 70), 1), ((2, 1201), 1), ((0, 8), 1)],
+)
+def test_transforms_agree_with_the_oracle(form, dtype, shape, axis):
+    """One by one, side by side and along columns; more than a tile; what is computed behind them, too."""
+    graph = Graph("transform")
+    names = ["x"] if form == "half" else ["x", "y"]
+    operands = [graph.input(name, shape, dtype) for name in names]
+    given = [array(shape, dtype, seed=place) for place in range(len(names))]
+    attrs = {"length": 2 * shape[axis] - 1} if form == "real" else {"inverse": form == "full"}
+    found = operands[0].apply("fourier", *operands, axis=axis, form=form, scale=0.5, **attrs)
+    graph.output("z", found * 2.0 + 1.0)
+    assert_agrees(ENGINE, graph, given)
+
+
 @pytest.mark.parametrize("op", ["cumsum", "cumprod", "cummax", "cummin"])
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "int32", "int64"])
 @pytest.mark.parametrize(

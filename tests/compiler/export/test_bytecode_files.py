@@ -20,7 +20,7 @@ from kernels_hub import get_local_kernel
 from kernels_hub.compiler.errors import BuildError, EngineError
 from kernels_hub.compiler.export import bytecode_files
 from kernels_hub.compiler.export.emit_layer import Emitted, emit_layer
-from kernels_hub.compiler.runtime.bytecode import FORMAT, read_words, write_words
+from kernels_hub.compiler.runtime.bytecode import FORMAT, TRANSFORMS, read_words, write_words
 from kernels_hub.compiler.runtime.errors import BuildError as RuntimeBuildError
 from tests.compiler.export.emitted_layers import gated_mlp
 from tests.tolerances import assert_close
@@ -139,7 +139,7 @@ def a_damaged_file(file: Path, wheel: Path) -> Path:
 
 
 def another_format(file: Path, wheel: Path) -> Path:
-    file.write_bytes(file.read_bytes().replace(f" {FORMAT} ".encode(), f" {FORMAT + 1} ".encode(), 1))
+    file.write_bytes(file.read_bytes().replace(f" {FORMAT} ".encode(), f" {TRANSFORMS + 1} ".encode(), 1))
     return wheel
 
 
@@ -184,7 +184,10 @@ def no_wheel(file: Path, wheel: Path) -> Path:
     ("change", "reason"),
     [
         (a_damaged_file, "is damaged: its words are not what was published"),
-        (another_format, f"is bytecode of format {FORMAT + 1}, this layer's runtime loads format {FORMAT}"),
+        (
+            another_format,
+            f"is bytecode of format {TRANSFORMS + 1}, this layer's runtime loads formats {FORMAT} to {TRANSFORMS}",
+        ),
         (a_text, "is no bytecode"),
         (an_interpreter_of_another_format, f"runs another format of bytecode than {FORMAT}"),
         (an_older_wheel, "holds none of this layer's"),

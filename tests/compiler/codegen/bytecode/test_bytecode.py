@@ -12,7 +12,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 
 from kernels_hub.compiler import Graph, evaluate
-from kernels_hub.compiler.codegen.bytecode import instruction
+from kernels_hub.compiler.codegen.bytecode import anchors, instruction
 from kernels_hub.compiler.codegen.bytecode.chains import _BINARY, _UNARY
 from kernels_hub.compiler.codegen.bytecode.nests import REDUCTIONS
 from kernels_hub.compiler.codegen.bytecode.operations import header
@@ -20,6 +20,7 @@ from kernels_hub.compiler.codegen.bytecode.program import generate
 from kernels_hub.compiler.engines.bytecode_library import INTERPRETER
 from kernels_hub.compiler.errors import EngineError, EvaluateError
 from kernels_hub.compiler.ir.dims import symbol
+from kernels_hub.compiler.runtime.toolchain import RUNTIME
 from kernels_hub.compiler.schedule.expand import expanded
 from kernels_hub.compiler.schedule.inlining import unsupported
 from kernels_hub.compiler.schedule.schedule import schedule
@@ -66,6 +67,8 @@ def test_codes_are_the_same_in_both_languages():
     short = {"float": "f", "bfloat": "bf", "int": "i", "uint": "u"}
     names = [re.sub(r"^[a-z]+(?=\d)", lambda one: short[one[0]], name) for name in instruction.ELEMENTS]
     assert [one.lower() for one in _enumerators("bytecode.h", "Element")] == names
+    (forms,) = re.findall(r"enum class FourierForm {([^}]*)};", (RUNTIME / "linked_fourier.h").read_text())
+    assert [one.strip().removeprefix("k").lower() for one in forms.split(",")] == list(anchors._FORMS)
     links = _enumerators("bytecode_chain.h", "Link")
     for name, (first, second) in _BINARY.items():
         wanted = {"maximum": ("Max", "MaxOf"), "minimum": ("Min", "MinOf")}.get(name)
