@@ -290,6 +290,8 @@ class Plan:
         for (name, of), target, (shape, _) in zip(self._outputs, outputs, call.outputs, strict=True):
             what = f"graph {self.name}: output {name!r}"
             tensor = tensor_of(target, of.dtype, self.torch_device, what)
+            if isinstance(target, torch.Tensor) and (target.is_conj() or target.is_neg()):
+                raise PlanError(f"{what} is conjugated or negated when it is read; give its memory as it is")
             if isinstance(target, np.ndarray):
                 if not target.flags.writeable:
                     raise PlanError(f"{what} is a read-only array; give one that can be written to")

@@ -22,6 +22,7 @@ from kernels_hub.compiler.dynamo.backend import kernels_hub
 from kernels_hub.compiler.dynamo.statistics import statistics
 from kernels_hub.compiler.errors import ImportFailure
 from kernels_hub.compiler.importers.aten_ops import HANDLERS
+from kernels_hub.compiler.runtime.toolchain import find_compiler
 
 
 def compiled(model, **options):
@@ -266,6 +267,34 @@ def test_sizes_that_contradict_each_other_raise_as_without_a_compiler():
     with pytest.raises(RuntimeError) as found:
         run(*wrong)
     assert type(found.value) is type(expected.value)
+
+
+@pytest.mark.skipif(find_compiler() is None, reason="needs a C++ compiler")
+def test_complex_tensors_are_compiled_to_cpp():
+    """Complex weights that change, arguments that are conjugated, results; and gradients by them."""
+
+    class Turned(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("turn", torch.polar(torch.ones(16), torch.arange(16.0)))
+
+        def forward(self, x, y):
+            return torch.fft.fft(x * self.turn), (x * y).abs()
+
+    module, (x, y) = Turned(), torch.randn(2, 4, 16, dtype=torch.complex64)
+    run = compiled(module, engines=("cpp",))
+    with torch.no_grad():
+        for one, other in ((x, y), (x.conj(), y), (x, torch._neg_view(y)), (x.T.contiguous().T, y.conj())):
+            torch.testing.assert_close(run(one, other), module(one, other))
+        module.turn.mul_(1j)
+        torch.testing.assert_close(run(x, y), module(x, y))
+    gradients = []
+    for forward in (run, module):
+        given = x.clone().requires_grad_()
+        turned, size = forward(given, y)
+        (turned.abs().square().sum() + size.sum()).backward()
+        gradients.append(given.grad)
+    torch.testing.assert_close(*gradients)
 
 
 def test_branches_and_loops_are_compiled():

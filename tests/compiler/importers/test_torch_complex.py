@@ -10,7 +10,7 @@ import torch
 
 from kernels_hub.compiler import compile, evaluate, load_executable
 from kernels_hub.compiler.autodiff import differentiate
-from kernels_hub.compiler.errors import ImportFailure
+from kernels_hub.compiler.errors import ImportFailure, PlanError
 from kernels_hub.compiler.importers.aten_ops.call import HANDLERS
 from kernels_hub.compiler.importers.aten_ops.complex import MIXING, PARTWISE
 from kernels_hub.compiler.importers.torch_export import import_torch
@@ -258,6 +258,9 @@ def test_complex_sizes_that_are_symbols_in_cpp(tmp_path: Path):
             out = torch.empty(10, rows, dtype=x.dtype).T
             called.execute((x,), outputs=(out,))
             torch.testing.assert_close(out, torch.fft.fft(x) * x, rtol=1e-5, atol=1e-5)
+            for lazy in (out.conj(), torch._neg_view(out)):
+                with pytest.raises(PlanError, match="conjugated or negated"):
+                    called.execute((x,), outputs=(lazy,))
 
 
 def test_extreme_magnitudes():
