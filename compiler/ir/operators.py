@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import numpy as np
 
@@ -26,6 +26,7 @@ from kernels_hub.compiler.ir.proofs import proves_equal, proves_le
 from kernels_hub.compiler.ir.types import DType, dtype
 
 Number = bool | int | float | complex
+_Value = TypeVar("_Value", bound="Operators")
 
 
 class Operators:
@@ -515,7 +516,7 @@ def scalar_array(number: Number, row: DType) -> types.Array:
         return np.asarray(number).astype(row.numpy)
 
 
-def _cut_pairs(part: Operators, which: int) -> Operators | None:
+def _cut_pairs(part: _Value, which: int) -> _Value | None:
     """The pairs that a value is one part of, as `part` cuts it out."""
     cut = part.operands[0] if part.op_name == "reshape" else part
     if cut.op_name != "slice" or not cut.rank:
