@@ -353,11 +353,17 @@ class Inlining:
         """The same of a broadcast, or of windows, which may overlap."""
         if node.op.name == "strided":
             if self._repeats_much(value, OVERLAPPING):
-                self._once(node.operands, 1, REPEATED_PRICE)
+                self._once([self._unpadded(node.operands[0])], 1, REPEATED_PRICE)
             return
         self._once(node.operands[:1], EXPENSIVE_COST)
         if self._repeats_much(value, OFTEN):
             self._once(node.operands[:1], 1, REPEATED_PRICE)
+
+    def _unpadded(self, value: Value) -> Value:
+        """What a padded value is made of: whether an element is padding is asked once for a run of them."""
+        while not self.is_stored(value) and (value.op_name == "pad" or Trait.VIEW in value.op.traits):
+            value = value.operands[0]
+        return value
 
     def _repeats_much(self, value: Value, often: int) -> bool:
         """Whether each element of what a view repeats would be computed so often that a nest of its own pays.
