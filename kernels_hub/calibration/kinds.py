@@ -198,8 +198,13 @@ def _form(convolution: Layer) -> str:
     height, width = convolution.kernel_size
     form = f"{height}x{width}/{convolution.stride[0]}"
     if convolution.groups == 1:
-        return form
+        is_unpadded = height >= _LEAST_UNPADDED and convolution.padding in {(0, 0), "valid"}
+        return f"{form} unpadded" if is_unpadded and convolution.stride == (1, 1) else form
     return f"{form} depthwise" if convolution.groups == convolution.in_channels else f"{form} grouped"
+
+
+_LEAST_UNPADDED = 5
+"""Rows of a kernel that, without padding, is a class of its own: many cover the whole image (VGG's classifier)."""
 
 
 def _read_convolution(module: Layer) -> tuple[str, int, int, int]:
@@ -231,7 +236,7 @@ def _convolution(form: str, depth: int, columns: int) -> nn.Module:
     from torch import nn
 
     kernel, stride, depthwise = _geometry(form)
-    padding = kernel // 2 if stride < kernel else 0
+    padding = kernel // 2 if stride < kernel and not form.endswith("unpadded") else 0
     channels = columns if depthwise else depth
     groups = columns if depthwise else 1
     return nn.Conv2d(channels, columns, kernel, stride, padding, groups=groups)
@@ -267,14 +272,22 @@ def _image(form: str, depth: int, columns: int, rows: int) -> list[Arguments]:
     import torch
 
     channels = columns if form.endswith("depthwise") else depth
-    side = max(1, round(rows**0.5))
+    side = _side(form, rows)
     return [((torch.randn(1, channels, side, side),), {})]
+
+
+def _side(form: str, rows: int) -> int:
+    """Of an image of so many pixels, which a kernel without padding fits into."""
+    side: int = max(1, round(rows**0.5))
+    return max(side, _geometry(form)[0]) if form.endswith("unpadded") else side
 
 
 def _convolution_work(form: str, depth: int, columns: int, rows: int) -> float:
     kernel, stride, depthwise = _geometry(form)
     if kernel * kernel > rows:
         return float("inf")  # the image is smaller than the kernel
+    if form.endswith("unpadded"):
+        return depth * columns * (kernel * (_side(form, rows) - kernel + 1)) ** 2
     return (1 if depthwise else depth) * columns * rows * kernel * kernel / stride**2
 
 
@@ -284,6 +297,8 @@ _CHANNELS = (32, 64, 128, 256, 512, 1024)
 _CONVOLUTION_SIZES = [
     *((form, 1, columns) for form in _DEPTHWISE for columns in _CHANNELS),
     *((form, 4, columns) for form in _STEMS for columns in (32, 64, 128, 256, 512)),
+    *((form, depth, columns) for form in ("5x5/1 unpadded", "7x7/1 unpadded")
+      for depth in _CHANNELS[1:5] for columns in _CHANNELS[1:5]),
     *((form, depth, columns) for form in ("1x1/1", "3x3/1", "3x3/2", "2x2/2", "1x1/2")
       for depth in _CHANNELS for columns in _CHANNELS if depth / 4 <= columns <= depth * 4),
 ]  # fmt: skip

@@ -27,7 +27,7 @@ from kernels_hub import (
 )
 from kernels_hub.calibration import database
 from kernels_hub.calibration.gain_table import GainTable, Shape
-from kernels_hub.calibration.kinds import KINDS, class_of, from_memory, rows_of, shapes
+from kernels_hub.calibration.kinds import KINDS, class_of, from_memory, read_shape, rows_of, shapes
 from kernels_hub.errors import MappingError
 from kernels_hub.kernelization import gain_gate
 from kernels_hub.kernelization.gain_gate import gated_forward
@@ -130,6 +130,19 @@ def test_in_a_model_that_no_cache_holds_what_is_read_from_memory_counts(
     with torch.inference_mode():
         x = torch.randn(1, 256)
         torch.testing.assert_close(large[0][0](x), nn.Linear.forward(large[0][0], x))
+
+
+def test_a_convolution_without_padding_that_covers_its_image_is_measured():
+    """VGG's first classifier: with padding, so many channels would be too much work for any image."""
+    shape, width = read_shape("Conv2d", nn.Conv2d(512, 4096, 7, device="meta"))
+    cell = class_of(shape)
+    assert (shape.kind, width) == ("Conv2d 7x7/1 unpadded", 512)
+    assert (cell.depth, cell.columns) == (512, 512) and 64 in rows_of(cell)
+    for padded in (nn.Conv2d(512, 4096, 7, padding=3, device="meta"), nn.Conv2d(8, 8, 7, 2, device="meta")):
+        assert "unpadded" not in read_shape("Conv2d", padded)[0].kind
+    original = KINDS["Conv2d"].build("7x7/1 unpadded", 64, 64)
+    ((x,), _), *_ = KINDS["Conv2d"].example("7x7/1 unpadded", 64, 64, 16)
+    assert original(x).shape[-2:] == (1, 1), "as large as the kernel at least"
 
 
 def test_classes_that_are_read_from_memory_are_of_few_rows_of_wide_products():
