@@ -179,8 +179,8 @@ def test_what_no_view_operation_tells_runs_in_eager(forward: Any) -> None:
     assert not is_compiled(model) and "memory" in (report(model).rows[0].reason or "")
 
 
-def _chain(choose: random.Random, tensor: Tensor) -> list[tuple[str, tuple[Any, ...]]]:
-    """Random view operations that a tensor takes."""
+def _chain(choose: random.Random, tensor: Tensor, smaller: Tensor) -> list[tuple[str, tuple[Any, ...]]]:
+    """Random view operations that a tensor takes, and a smaller one."""
     steps: list[tuple[str, tuple[Any, ...]]] = []
     while len(steps) < 5:
         axis = choose.randrange(max(tensor.dim(), 1))
@@ -197,11 +197,11 @@ def _chain(choose: random.Random, tensor: Tensor) -> list[tuple[str, tuple[Any, 
         ]
         step = choose.choice(proposed)
         try:
-            made = getattr(tensor, step[0])(*step[1])
+            made, other = (getattr(one, step[0])(*step[1]) for one in (tensor, smaller))
         except (RuntimeError, IndexError):
             continue
         if made.untyped_storage().data_ptr() == tensor.untyped_storage().data_ptr() and made.numel():
-            tensor = made
+            tensor, smaller = made, other
             steps.append(step)
     return steps
 
@@ -209,7 +209,7 @@ def _chain(choose: random.Random, tensor: Tensor) -> list[tuple[str, tuple[Any, 
 @pytest.mark.parametrize("seed", first(1, [(seed,) for seed in range(12)]))
 def test_random_chains_of_views(seed: int) -> None:
     choose = random.Random(seed)
-    chains = [_chain(choose, torch.empty(4, 6, 8)) for _ in range(8)]
+    chains = [_chain(choose, torch.empty(4, 6, 8), torch.empty(3, 5, 8)) for _ in range(8)]
 
     def forward(self: Any, x: Tensor) -> Any:
         y = torch.tanh(self.layer(x))

@@ -68,6 +68,8 @@ def _shares(weight: Value, indices: Value) -> Value:
 
 @aten("index_select.default")
 def index_select(_: AtenCall, x: Value, axis: int, indices: Value) -> Value:
+    if not x.rank:
+        return x.reshape(1).gather(_from_start(indices.reshape(1), 1), 0).reshape(())
     return x.gather(_from_start(indices.reshape(indices.shape or (1,)), x.shape[axis]), axis)
 
 

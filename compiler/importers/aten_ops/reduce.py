@@ -200,17 +200,24 @@ aten("cumprod.default")(_running("prod"))
 
 @aten("sort.default")
 def sort(_: AtenCall, x: Value, axis: int, descending: bool) -> tuple[Value, Value]:
-    return x.sort(axis, descending=descending)
+    return _sorted(x, axis, descending)
 
 
 @aten("sort.stable")
 def sort_stable(_: AtenCall, x: Value, *, dim: int, descending: bool, **__: object) -> tuple[Value, Value]:
-    return x.sort(dim, descending=descending)
+    return _sorted(x, dim, descending)
 
 
 @aten("argsort.default")
 def argsort(_: AtenCall, x: Value, axis: int, descending: bool) -> Value:
-    return x.sort(axis, descending=descending)[1]
+    return _sorted(x, axis, descending)[1]
+
+
+def _sorted(x: Value, axis: int, descending: bool) -> tuple[Value, Value]:
+    if x.rank:
+        return x.sort(axis, descending=descending)
+    values, places = x.reshape(1).sort(0, descending=descending)
+    return values.reshape(()), places.reshape(())
 
 
 @aten("topk.default")

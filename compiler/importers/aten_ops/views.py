@@ -116,6 +116,8 @@ def transposed_matrices(_: AtenCall, x: Value) -> Value:
 
 @aten("movedim.int")
 def movedim(_: AtenCall, x: Value, source: int, destination: int) -> Value:
+    if not x.rank:
+        return x
     start = x.axis(source)
     order = [axis for axis in range(x.rank) if axis != start]
     order.insert(x.axis(destination), start)
@@ -245,11 +247,13 @@ def pad_pairs(x: Value, padding: Sequence[Dim]) -> list[tuple[Dim, Dim]]:
 
 @aten("flip.default")
 def flip(_: AtenCall, x: Value, axes: Sequence[int]) -> Value:
-    return x.flip(*axes) if axes else x
+    return x.flip(*axes) if axes and x.rank else x
 
 
 @aten("roll.default")
 def roll(_: AtenCall, x: Value, shifts: Sequence[int], axes: Sequence[int]) -> Value:
+    if not x.rank:
+        return x
     if not axes:
         return _rolled(x.flatten(), shifts[0], 0).reshape(x.shape)
     for shift, axis in zip(shifts, axes, strict=True):

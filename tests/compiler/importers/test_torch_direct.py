@@ -401,6 +401,26 @@ def test_what_vision_and_speech_models_have_besides_is_direct(only_direct):
         check(module.eval(), (torch.randn(2, 3, 7),))
 
 
+WITHOUT_DIMS = {
+    "movedim": lambda x: x.movedim(0, -1),
+    "flip": lambda x: x.flip(0),
+    "roll": lambda x: x.roll(1),
+    "sort": lambda x: (*x.sort(), *x.sort(0, descending=True), *torch.sort(x, stable=True)),
+    "argsort": lambda x: x.argsort(),
+    "index_select": lambda x: x.index_select(0, torch.zeros(1, dtype=torch.int64)),
+}
+
+
+@pytest.mark.parametrize("name", WITHOUT_DIMS)
+def test_tensors_without_dims_have_an_axis_all_the_same(name, only_direct):
+    """As PyTorch takes them: axes 0 and -1."""
+
+    def program(x):
+        return WITHOUT_DIMS[name](x.sum())
+
+    check(Function(program), (torch.randn(3),))
+
+
 @pytest.mark.parametrize("mode", ["reflect", "replicate", "circular"])
 def test_padding_beyond_the_ends_is_direct(mode, only_direct):
     image = torch.randn(2, 3, 6, 5, generator=torch.Generator().manual_seed(0))
