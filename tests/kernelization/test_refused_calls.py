@@ -29,6 +29,11 @@ __all__ = ["compiler"]
 ROWS = torch.ones(2, 4)
 
 
+def not_in_single_precision(request: CompileRequest) -> None:
+    if request.args[0].dtype == torch.float32:
+        raise ValueError("not in single precision")
+
+
 class Counting:
     """Counts what calls ask a compiler for."""
 
@@ -105,12 +110,7 @@ def test_a_call_of_another_form_is_compiled(compiler: Compiler, before: int) -> 
 
 def test_of_the_same_names_another_form_is_seen_after_a_few_calls(compiler: Compiler) -> None:
     with_facts_in_keys(compiler)
-
-    def inside(request: CompileRequest) -> None:
-        if request.args[0].dtype == torch.float32:
-            raise ValueError("not in single precision")
-
-    compiler.inside = inside
+    compiler.inside = not_in_single_precision
     compiler.form = lambda layer, args, kwargs: args[0].dtype  # type: ignore[method-assign]
     model = kernelized(Scaled())
     for _ in range(1000):
@@ -128,12 +128,7 @@ def test_beside_compiled_calls_a_refused_form_is_asked_for_ever_more_rarely(
 ) -> None:
     """A prompt that is compiled, and tokens that are not: tokens have a shape of their own."""
     with_facts_in_keys(compiler)
-
-    def inside(request: CompileRequest) -> None:
-        if request.args[0].dtype == torch.float32:
-            raise ValueError("not in single precision")
-
-    compiler.inside = inside
+    compiler.inside = not_in_single_precision
     counting._form = lambda layer, args, kwargs: args[0].dtype
     model = kernelized(Scaled())
     prompt, token = ROWS.double(), ROWS[:1]
@@ -181,12 +176,7 @@ def test_a_form_of_which_a_signature_is_compiled_is_not_refused(
     compiler: Compiler, counting: Counting
 ) -> None:
     with_facts_in_keys(compiler)
-
-    def inside(request: CompileRequest) -> None:
-        if request.args[0].dtype == torch.float32:
-            raise ValueError("not in single precision")
-
-    compiler.inside = inside
+    compiler.inside = not_in_single_precision
     model = kernelized(Scaled())
     doubles, halves = X.double(), X.bfloat16()
     assert torch.equal(model(doubles), 2 * doubles + 100)
