@@ -43,8 +43,7 @@ class Complex:
     @classmethod
     def of_pairs(cls, value: Value) -> Complex:
         """The parts of a value (…, 2)."""
-        last = value.rank - 1
-        return cls(*(value.slice(last, part, part + 1).squeeze(last) for part in (0, 1)))
+        return cls(value.part(0), value.part(1))
 
     def whole(self) -> Value:
         """The complex value."""
@@ -376,7 +375,7 @@ def _product(call: AtenCall, a: Number, b: Number) -> tuple[Value, Value]:
 
 @aten("view_as_complex.default", "view_as_complex_copy.default")
 def view_as_complex(_: AtenCall, x: Value) -> Complex:
-    return Complex(x.slice(-1, 0, 1).squeeze(-1), x.slice(-1, 1, 2).squeeze(-1))
+    return Complex.of_pairs(x)
 
 
 @aten("view_as_real.default", "view_as_real_copy.default", "_view_as_real_physical.default")

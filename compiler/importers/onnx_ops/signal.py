@@ -48,10 +48,10 @@ def _transformed(x: Value, axis: int, *, inverse: bool, onesided: bool) -> tuple
     """Real and imaginary parts of the transform along an axis, without the last dim."""
     length = x.shape[axis]
     scale = 1 / length if inverse and isinstance(length, int) and length else 1.0
-    real = x.slice(-1, 0, 1).squeeze(-1)
+    real = x.part(0)
     if x.shape[-1] == 1:
         return transform(real, None, axis, inverse=inverse, is_half=onesided, scale=scale)
-    imaginary = x.slice(-1, 1, 2).squeeze(-1)
+    imaginary = x.part(1)
     parts = transform(real, imaginary, axis, inverse=inverse, scale=scale)
     if not onesided:
         return parts
@@ -62,8 +62,8 @@ def _transformed(x: Value, axis: int, *, inverse: bool, onesided: bool) -> tuple
 def _real_inverse(x: Value, axis: int, length: int) -> Value:
     """A real signal from half of its spectrum."""
     half = _fitted(x, axis, length // 2 + 1)
-    real = half.slice(-1, 0, 1).squeeze(-1)
-    imaginary = half.slice(-1, 1, 2).squeeze(-1) if x.shape[-1] == 2 else x.graph.full(real.shape, 0, x.dtype)
+    real = half.part(0)
+    imaginary = half.part(1) if x.shape[-1] == 2 else x.graph.full(real.shape, 0, x.dtype)
     return inverse_to_real(real, imaginary, axis, length, scale=1 / max(length, 1)).unsqueeze(-1)
 
 
