@@ -20,6 +20,7 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 
+from ...cxx_compiler import BESIDE, lowered
 from ...files import move_into_place
 
 HEADER = "scalar.h"
@@ -64,7 +65,15 @@ class Precompiled:
             try:
                 self._made = output = Path(tempfile.mkdtemp(dir=folder)) / "part"
                 self._process = subprocess.Popen(
-                    [*command, "-x", "c++-header", str(folder / HEADER), "-o", str(output)],
+                    [
+                        *lowered(BESIDE.get()),
+                        *command,
+                        "-x",
+                        "c++-header",
+                        str(folder / HEADER),
+                        "-o",
+                        str(output),
+                    ],
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
                     stderr=subprocess.DEVNULL,

@@ -27,8 +27,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from ...cxx_compiler import FLAGS as COMMON_FLAGS
 from ...cxx_compiler import (
+    BESIDE,
     compiler_version,
     cpu_flags,
     digest_of,
@@ -37,6 +37,7 @@ from ...cxx_compiler import (
     publish,
     run_compiler,
 )
+from ...cxx_compiler import FLAGS as COMMON_FLAGS
 from ...files import (
     PrivateFolder,
     cache_folder,
@@ -162,16 +163,21 @@ def begin(runtime: Sequence[str], level: Isa | None = None) -> None:
     """Compile source files of the runtime that a build is going to want, while the caller goes on.
 
     The build waits for what is under way. Without a compiler, or where one fails, nothing happens here: the build
-    says so.
+    says so. On one core nothing is gained, and beside a model it would be one process more.
     """
     compiler = find_compiler()
-    if compiler is None or not runtime:
+    if compiler is None or not runtime or (cores := usable_cpus()) == 1:
         return
     level = level or machine_isas()[0]
-    pool = ThreadPoolExecutor(max_workers=max(1, usable_cpus() - 1), thread_name_prefix="kernels_hub")
+    pool = _pool(cores - 1)
     for name in runtime:
         pool.submit(_begin, name, compiler, level)
     pool.shutdown(wait=False)
+
+
+def _pool(workers: int) -> ThreadPoolExecutor:
+    """Threads that work beside a model where this one does."""
+    return ThreadPoolExecutor(workers, "kernels_hub", initializer=BESIDE.set, initargs=(BESIDE.get(),))
 
 
 def usable_cpus() -> int:
@@ -223,7 +229,7 @@ def _cached(source: str, stem: str, runtime: Sequence[str], folder: Path, compil
         own, linked = private / "unit.o", private / "unit.so"
         unit = private / "unit.cpp"
         unit.write_text(source, encoding="utf-8")
-        with ThreadPoolExecutor(max_workers=len(runtime) + 1) as pool:  # some wait for what `begin` began
+        with _pool(len(runtime) + 1) as pool:  # some wait for what `begin` began
             shared = [pool.submit(_runtime_object, name, folder, compiler, level) for name in runtime]
             pool.submit(_compile, unit, own, compiler, level, code).result()
             objects = [own, *(shared_object.result() for shared_object in shared)]
@@ -264,9 +270,16 @@ def _compile(code: Path, target: Path, compiler: str, level: Isa, kept: Path) ->
         _run(command, kept, what)
 
 
+@functools.cache
+def _slots() -> threading.Semaphore:
+    """As many as compilers run at once: one for each CPU."""
+    return threading.Semaphore(usable_cpus())
+
+
 def _run(command: list[str], code: Path, what: str) -> None:
     try:
-        errors = run_compiler(command, TIMEOUT_S)
+        with _slots():
+            errors = run_compiler(command, TIMEOUT_S)
     except subprocess.TimeoutExpired as error:
         raise BuildError(f"{command[0]} took more than {TIMEOUT_S} s on {code}") from error
     if errors is not None:
@@ -283,6 +296,7 @@ class _Locks(dict[str, threading.Lock]):
 _LOCKS = _Locks()
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_LOCKS.clear)  # threads that hold them are not in the child
+    os.register_at_fork(after_in_child=_slots.cache_clear)
 
 
 def _key(source: str, compiler: str, level: Isa) -> str:

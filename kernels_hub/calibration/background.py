@@ -19,12 +19,15 @@ from dataclasses import astuple
 
 from kernels_hub.calibration.database import Machine, calibration_folder, setting
 from kernels_hub.calibration.gain_table import Shape
+from kernels_hub.cxx_compiler import lowered
 
 logger = logging.getLogger(__name__)
 
 CORE_SECONDS = 4.0
 """Two seconds of two cores; of more threads, less long."""
 LEAST_S = 0.25
+_NICENESS = 19
+"""It takes what the model leaves: what is measured serves the next `kernelize`."""
 MOST_SHAPES = 200
 PAUSE_S = 60.0
 """Processes that start within this long of one another measure once."""
@@ -49,7 +52,16 @@ def measure_beside(unknown: Iterable[Shape], machine: Machine) -> bool:
     if _measured_just_now(machine):
         return False
     seconds = min(2.0, max(LEAST_S, CORE_SECONDS / machine.threads))
-    command = [sys.executable, "-m", "kernels_hub", "calibrate", "--wanted", "-", "--quiet"]
+    command = [
+        *lowered(_NICENESS),
+        sys.executable,
+        "-m",
+        "kernels_hub",
+        "calibrate",
+        "--wanted",
+        "-",
+        "--quiet",
+    ]
     command += ["--budget", str(seconds), "--threads", str(machine.threads)]
     try:
         process = subprocess.Popen(
@@ -57,7 +69,7 @@ def measure_beside(unknown: Iterable[Shape], machine: Machine) -> bool:
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            start_new_session=True,
+            process_group=0,
             env={**os.environ, "KERNELS_HUB_CALIBRATION": "off"},
         )
         assert process.stdin is not None

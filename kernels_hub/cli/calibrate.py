@@ -72,8 +72,6 @@ def calibrate(
     if wanted is not None or selective or export is None:
         shapes = _from_text(sys.stdin.read()) if wanted is not None else _all(kind, dtype or ["float32"])
         known = {} if again else database.load(machine).cells
-        if wanted is not None:
-            os.nice(19)
         _measure(_missing(shapes, known), machine, budget, quiet=quiet)
     if export is not None:
         table = _everything(machine)

@@ -25,9 +25,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn, TypeVar
 
+from threadpoolctl import threadpool_limits
+
+from kernels_hub.cxx_compiler import NICENESS
+
 T = TypeVar("T")
 
-NICENESS = 10
 _WATCH_S = 0.25
 """How often a process looks whether its parent is still there."""
 _LOOK_S = 0.5
@@ -130,7 +133,7 @@ def _run_child(work: Callable[[], object], writing: int, log: int, background: b
     try:
         gc.freeze()
         parent = os.getppid()
-        os.setsid()
+        os.setpgid(0, 0)  # a session of its own would be scheduled as if its priority were not low
         for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGALRM"):
             signal.signal(getattr(signal, name), signal.SIG_DFL)
         faulthandler.register(signal.SIGUSR1, file=log, all_threads=True)
@@ -185,8 +188,13 @@ def _yield_the_machine() -> None:
 
 
 def _limit_threads() -> None:
-    if (torch := sys.modules.get("torch")) is not None and hasattr(os, "sched_getaffinity"):
-        torch.set_num_threads(min(torch.get_num_threads(), len(os.sched_getaffinity(0))))
+    """Threads of PyTorch and of NumPy's products: more than there are cores wait for a core by spinning on it."""
+    if not hasattr(os, "sched_getaffinity"):
+        return
+    cores = len(os.sched_getaffinity(0))
+    if (torch := sys.modules.get("torch")) is not None:
+        torch.set_num_threads(min(torch.get_num_threads(), cores))
+    threadpool_limits(cores, user_api="blas")
 
 
 def _read(descriptor: int, pid: int, seconds: float) -> bytes | None:

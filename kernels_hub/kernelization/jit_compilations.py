@@ -6,18 +6,22 @@ its key from then on.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import logging
+import os
 import sys
 import time
 import weakref
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from kernels_hub.cxx_compiler import one_at_a_time
+from kernels_hub.files import cache_folder
 from kernels_hub.hub.references import LocalLayerRepository
 from kernels_hub.kernelization.background import BACKGROUND, Job
 from kernels_hub.kernelization.bind import (
@@ -252,9 +256,10 @@ class Compilations:
                 return "refused", refusal.reason, refusal.details, refusal.of_sizes
 
         try:
-            what, text, details, of_sizes = run_forked(
-                work, seconds=seconds, background=request.background, child=BACKGROUND.child
-            )
+            with _turn() if request.background else contextlib.nullcontext():
+                what, text, details, of_sizes = run_forked(
+                    work, seconds=seconds, background=request.background, child=BACKGROUND.child
+                )
         except DeadlineError as error:
             refusal = Refusal(
                 f"over budget: it takes more than {seconds:g} s to compile (KERNELS_HUB_JIT_SECONDS)",
@@ -335,6 +340,20 @@ def _lay_beside(forward: Forward, others: list[Forward]) -> None:
         program.beside = tuple(
             dict.fromkeys((*program.beside, *(other for other in programs if other is not program)))
         )
+
+
+_FEW_CORES = 4
+"""Below so many, half of them is one: what else is built beside a model waits for a compilation, and is waited for."""
+
+
+@contextlib.contextmanager
+def _turn() -> Iterator[None]:
+    """The turn of one compilation among all that works beside models on a machine of few cores."""
+    with contextlib.ExitStack() as held:
+        if (os.cpu_count() or 1) < _FEW_CORES:
+            with contextlib.suppress(OSError):  # no folder to write to: nothing else is built either
+                held.enter_context(one_at_a_time(cache_folder("native")))
+        yield
 
 
 def _wait_until(condition: Callable[[], bool], seconds: float) -> bool:

@@ -17,27 +17,28 @@ KERNELS_HUB_JIT=wait has calls wait for the libraries that they need.
 from __future__ import annotations
 
 import atexit
-import contextlib
 import ctypes
 import logging
 import os
 import platform
-import shutil
 import subprocess
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import wraps
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from .cxx_compiler import (
+    BESIDE,
     FLAGS,
+    NICENESS,
     compiler_version,
     cpu_flags,
     digest_of,
     find_compiler,
     is_whole,
     kill_compilers,
+    one_at_a_time,
     publish,
     run_compiler,
 )
@@ -162,9 +163,6 @@ def load(
         return None
 
 
-_NICENESS = "10"
-
-
 class _Build(threading.Thread):
     """A build in the background. error: why there is no library."""
 
@@ -174,9 +172,10 @@ class _Build(threading.Thread):
         self.error: Exception | None = None
 
     def run(self) -> None:
+        BESIDE.set(NICENESS)
         try:
-            with _one_at_a_time(self._what[2].parent):
-                _build(*self._what, background=True)
+            with one_at_a_time(self._what[2].parent):
+                _build(*self._what)
         except Exception as error:  # noqa: BLE001 - told by the call that asks next
             self.error = error
 
@@ -223,35 +222,6 @@ def _end_builds() -> None:
     wait_for_builds(2.0)
 
 
-@contextlib.contextmanager
-def _one_at_a_time(folder: Path) -> Iterator[None]:
-    """Hold the lock of a cache of native code: one library is built at a time, over all processes.
-
-    A POSIX lock belongs to its process, so that a fork, whenever it comes, takes none along: a child that held its
-    parent's would wait for itself.
-    """
-    import fcntl  # where there is a compiler, there is this
-
-    folder.mkdir(parents=True, exist_ok=True)
-    with _BUILDING, (folder / ".building").open("w") as file:
-        fcntl.lockf(file, fcntl.LOCK_EX)
-        yield
-
-
-_BUILDING = threading.Lock()
-"""Held with the file's lock, which threads of one process share."""
-
-
-def _after_fork() -> None:
-    """Make the threads' lock anew: the thread that held it is not in the child."""
-    global _BUILDING
-    _BUILDING = threading.Lock()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
-
-
 def _key(sources: _Sources, compiler: str) -> str:
     """What determines a library: its sources, the compiler, and what -march=native means on this machine."""
     headers = [data for _, data in sources.headers]
@@ -277,16 +247,15 @@ def _folders(source: Path, headers: Path | None) -> list[Path]:
     return list(dict.fromkeys(folder for folder in folders if folder is not None))
 
 
-def _build(source: Path, sources: _Sources, target: Path, compiler: str, *, background: bool = False) -> None:
+def _build(source: Path, sources: _Sources, target: Path, compiler: str) -> None:
     """Compile a private copy of the sources, in a folder that nobody else can write."""
     target.parent.mkdir(parents=True, exist_ok=True)
-    lower = ["nice", "-n", _NICENESS] if background and shutil.which("nice") else []
     with scratch_folder(target.parent, target.stem) as private:
         unit, partial = private / source.name, private / "unit.so"
         unit.write_bytes(sources.unit)
         for name, data in sources.headers:
             (unit.parent / name).write_bytes(data)
-        errors = run_compiler([*lower, compiler, *_FLAGS, str(unit), "-o", str(partial)], _BUILD_TIMEOUT_S)
+        errors = run_compiler([compiler, *_FLAGS, str(unit), "-o", str(partial)], _BUILD_TIMEOUT_S)
         if errors is not None:
             raise OSError(f"{compiler} failed on {source}:\n{errors}")
         publish(partial, target)

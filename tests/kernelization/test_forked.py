@@ -11,7 +11,10 @@ import threading
 import time
 
 import pytest
+import torch
+from threadpoolctl import threadpool_info
 
+from kernels_hub.cxx_compiler import NICENESS
 from kernels_hub.kernelization.forked import Child, DeadlineError, run_forked
 
 WORK = """
@@ -90,3 +93,20 @@ def test_what_hangs_says_where(capfd: pytest.CaptureFixture[str]) -> None:
         run_forked(waits_for_a_lock_of_the_parent, seconds=0.2, background=False, child=Child())
     assert "waits_for_a_lock_of_the_parent" in raised.value.log and not raised.value.worked
     assert capfd.readouterr() == ("", "")
+
+
+def test_it_works_with_a_low_priority_on_half_of_the_cores() -> None:
+    """In the parent's session: the priority of one in another counts for nothing. No thread waits for another's core."""
+    cores = len(os.sched_getaffinity(0))
+
+    def work() -> tuple[int, int, int, int, set[int]]:
+        blas = {one["num_threads"] for one in threadpool_info() if one["user_api"] == "blas"}
+        own = len(os.sched_getaffinity(0))
+        return os.getpriority(os.PRIO_PROCESS, 0), os.getsid(0), own, torch.get_num_threads(), blas
+
+    niceness, session, own, threads, blas = run_forked(work, seconds=60, background=True, child=Child())
+    assert niceness == min(19, os.getpriority(os.PRIO_PROCESS, 0) + NICENESS)
+    assert session == os.getsid(0)
+    assert own == cores - cores // 2
+    assert threads <= own
+    assert blas and max(blas) <= own

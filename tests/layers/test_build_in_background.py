@@ -167,13 +167,13 @@ import ctypes, threading
 from pathlib import Path
 ends, open_while_it_lives = os.pipe()
 let_it_build()
-with native._one_at_a_time(Path(os.environ["KERNELS_HUB_CACHE"])):
+with native.one_at_a_time(Path(os.environ["KERNELS_HUB_CACHE"])):
     if ctypes.CDLL(None).fork() == 0:
         os.close(open_while_it_lives)
         os.read(ends, 1)
         os._exit(0)
 def again():
-    with native._one_at_a_time(Path(os.environ["KERNELS_HUB_CACHE"])):
+    with native.one_at_a_time(Path(os.environ["KERNELS_HUB_CACHE"])):
         pass
 thread = threading.Thread(target=again, daemon=True)
 thread.start()
@@ -182,6 +182,46 @@ print("again", not thread.is_alive())
 """
     done = run(tmp_path, ending, KERNELS_HUB_CXX=slow_compiler(tmp_path))
     assert (done.stdout, done.returncode) == ("first False\nagain True\n", 0), done.stderr
+
+
+def test_copies_of_the_module_build_in_turns(tmp_path: Path) -> None:
+    """Each layer has a copy, and a POSIX lock keeps no thread of its own process waiting."""
+    ending = """
+import importlib.util, sys, threading
+from pathlib import Path
+from kernels_hub import cxx_compiler as one
+spec = importlib.util.spec_from_file_location("kernels_hub.copied", one.__file__)
+other = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(other)
+folder, entered = Path(os.environ["KERNELS_HUB_CACHE"]), threading.Event()
+def enter():
+    with other.one_at_a_time(folder):
+        entered.set()
+thread = threading.Thread(target=enter)
+with one.one_at_a_time(folder):
+    thread.start()
+    print("meanwhile", entered.wait(0.5))
+thread.join(30)
+print("then", entered.is_set())
+"""
+    done = run(tmp_path, ending, KERNELS_HUB_CXX="none")
+    assert done.stdout.endswith("meanwhile False\nthen True\n"), (done.stdout, done.stderr)
+
+
+def test_it_is_built_with_a_low_priority(tmp_path: Path) -> None:
+    """In the session of the process: Linux groups tasks by session, and a priority counts within its group alone."""
+    compiler = tmp_path / "told.sh"
+    compiler.write_text(
+        f'#!/bin/sh\n[ $# -gt 2 ] && echo $(nice) $(ps -o sid= -p $$) > {tmp_path}/told\nexec g++ "$@"\n'
+    )
+    compiler.chmod(0o755)
+    ending = """
+from kernels_hub.cxx_compiler import NICENESS
+assert native.wait_for_builds(500)
+print(min(19, os.getpriority(os.PRIO_PROCESS, 0) + NICENESS), os.getsid(0))
+"""
+    done = run(tmp_path, ending, KERNELS_HUB_CXX=str(compiler))
+    assert done.stdout.splitlines()[-1] == (tmp_path / "told").read_text().strip(), done.stderr
 
 
 @pytest.mark.parametrize("step", ["scratch_folder", "run_compiler"])
