@@ -303,14 +303,16 @@ def test_layer(name: str, layout: str, batched: bool, trains: bool, dtype: torch
     "channels, filters, kernel, groups, size, channels_last, packs",
     [
         (32, 128, 3, 1, 9, True, True),
-        # Two conversions of the data would cost more than one of the weight.
-        (32, 128, 3, 1, 9, False, False),
+        (32, 128, 3, 1, 9, False, True),
+        # No minimal filtering; two conversions of the data would cost more than one of the weight.
+        (24, 128, 3, 1, 9, False, False),
         (16, 32, 3, 1, 9, True, False),
         (32, 32, 3, 1, 30, True, True),
         (256, 256, 1, 1, 7, True, False),
         (256, 256, 1, 1, 9, True, True),
         (128, 128, 3, 1, 6, False, True),
-        (128, 128, 3, 1, 4, False, False),
+        (128, 128, 3, 1, 4, False, True),
+        (128, 64, 3, 1, 4, False, False),
         (512, 512, 1, 1, 7, False, False),
         (64, 64, 3, 64, 56, True, False),
     ],

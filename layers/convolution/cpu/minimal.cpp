@@ -10,6 +10,21 @@ kh::ConvShape shape_of(const int64_t s[8]) {  // n, c, o, height, width, pad abo
   return {s[0], s[1], s[2], 1, {1, s[3], s[4]}, {1, 3, 3}, {1, 1, 1}, {0, s[5], s[6]}, {1, 1, 1}, {1, height, width}};
 }
 
+constexpr int64_t kMostKept = 4 << 20;  // floats of images that a thread keeps from call to call
+
+// x (n, rows, columns) to y (n, columns, rows): an image of planes to one of pixels, or back.
+void transpose_images(int64_t n, int64_t rows, int64_t columns, const float* x, float* y) {
+  constexpr int64_t kColumns = 64;  // a quarter of a kilobyte of each row
+  const int64_t blocks = kh::ceil_div(columns, kColumns);
+  kh::parallel(n * blocks, kh::max<int64_t>(1, 8192 / (kColumns * rows)), [=](int64_t begin, int64_t end) {
+    for (int64_t block = begin; block < end; ++block) {
+      const int64_t image = block / blocks * rows * columns, first = block % blocks * kColumns;
+      kh::transpose(x + image + first, columns, y + image + first * rows, rows, rows,
+                    kh::min(kColumns, columns - first));
+    }
+  });
+}
+
 }  // namespace
 
 extern "C" {
@@ -44,6 +59,21 @@ __attribute__((visibility("default"))) void minimal_run(const int64_t* shape, co
     }
   };
   kh::conv_winograd(s, pixels, packed, finish);
+}
+
+
+// The same of x (n, channels, height, width) to y (n, o, height, width), without residual and ReLU. The images of pixels
+// between are memory that is kept: new memory of that size costs as much as the copies.
+__attribute__((visibility("default"))) void minimal_run_planes(const int64_t* shape, const float* x, const float* packed,
+                                                               const float* bias, float* y) {
+  const kh::ConvShape s = shape_of(shape);
+  const int64_t in = s.in[1] * s.in[2], out = s.out[1] * s.out[2];
+  const int64_t first = kh::round_up(s.n * in * s.c, 16), all = first + s.n * out * s.o;
+  kh::Workspace own;
+  float* const pixels = (all <= kMostKept ? kh::workspace<kh::Use::kInput>() : own).floats(all);
+  transpose_images(s.n, s.c, in, x, pixels);
+  minimal_run(shape, pixels, packed, bias, nullptr, 0, pixels + first);
+  transpose_images(s.n, out, s.o, pixels + first, y);
 }
 
 }  // extern "C"

@@ -81,19 +81,39 @@ def convolve(
     input: Tensor, filter: Filter, padding: Sequence[int], residual: Tensor | None = None, relu: bool = False
 ) -> Tensor:
     """act(conv2d(input) + bias + residual), channels_last. input (N, C, H, W); residual (N, O, P, Q) or None."""
-    batch, channels, height, width = input.shape
     input = input.contiguous(memory_format=torch.channels_last)
-    shape = (batch, filter.filters, height + 2 * padding[0] - 2, width + 2 * padding[1] - 2)
-    output = torch.empty(shape, memory_format=torch.channels_last)
+    numbers, output = _arguments(input, filter, padding, torch.channels_last)
     if residual is not None:
         residual = residual.contiguous(memory_format=torch.channels_last)
     library = _library()
     assert library is not None
     library.minimal_run(
-        _numbers(batch, channels, filter.filters, height, width, *padding), input.data_ptr(), filter.packed.data_ptr(),
-        _address(filter.bias), _address(residual), int(relu), output.data_ptr(),
+        numbers, input.data_ptr(), filter.packed.data_ptr(), _address(filter.bias), _address(residual), int(relu),
+        output.data_ptr(),
     )  # fmt: skip
     return output
+
+
+def convolve_planes(input: Tensor, filter: Filter, padding: Sequence[int]) -> Tensor:
+    """conv2d(input) + bias, contiguous. input (N, C, H, W)."""
+    input = input.contiguous()
+    numbers, output = _arguments(input, filter, padding, torch.contiguous_format)
+    library = _library()
+    assert library is not None
+    library.minimal_run_planes(
+        numbers, input.data_ptr(), filter.packed.data_ptr(), _address(filter.bias), output.data_ptr()
+    )
+    return output
+
+
+def _arguments(
+    input: Tensor, filter: Filter, padding: Sequence[int], layout: torch.memory_format
+) -> tuple[ctypes.Array[ctypes.c_int64], Tensor]:
+    """The sizes of a convolution, and an empty tensor for its result."""
+    batch, channels, height, width = input.shape
+    shape = (batch, filter.filters, height + 2 * padding[0] - 2, width + 2 * padding[1] - 2)
+    numbers = _numbers(batch, channels, filter.filters, height, width, *padding)
+    return numbers, torch.empty(shape, memory_format=layout)
 
 
 def _address(tensor: Tensor | None) -> int | None:
@@ -118,4 +138,6 @@ def _library() -> ctypes.CDLL | None:
         )
         library.minimal_run.argtypes = (numbers, *[address] * 4, ctypes.c_int64, address)
         library.minimal_run.restype = None
+        library.minimal_run_planes.argtypes = (numbers, *[address] * 4)
+        library.minimal_run_planes.restype = None
     return library

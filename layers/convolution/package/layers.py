@@ -48,7 +48,9 @@ class Conv2d(nn.Module):
         if not TRAINS and needs_gradient(input, weight, bias):
             return self._conv_forward(input, weight, bias)
         batch = input.unsqueeze(0) if input.dim() == 3 else input
-        if batch.dim() != 4 or is_for_any_size(batch) or not pays(batch, weight, self.stride, self.groups):
+        if batch.dim() != 4 or is_for_any_size(batch):
+            return self._conv_forward(input, weight, bias)
+        if not pays(batch, weight, self.stride, self.dilation, self.groups):
             return self._conv_forward(input, weight, bias)
         padding = self.padding
         if isinstance(padding, str):  # "same" may need one more row or column at the end than at the start

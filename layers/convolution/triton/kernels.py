@@ -24,7 +24,7 @@ TRAINS = True
 """Whether the layers call the operators where a gradient is needed."""
 
 
-def pays(input: Tensor, weight: Tensor, stride: Sequence[int], groups: int) -> bool:
+def pays(input: Tensor, weight: Tensor, stride: Sequence[int], dilation: Sequence[int], groups: int) -> bool:
     """Whether `conv2d` is worth calling; which sizes gain is the mapping's to say."""
     return True
 
