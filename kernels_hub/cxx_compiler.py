@@ -39,9 +39,10 @@ FLAGS = ("-std=c++20", "-O3", "-fopenmp", "-fno-math-errno", "-fno-trapping-math
 """Flags of all native code. -fopenmp links libgomp.so.1 by soname; torch has loaded its own copy under that name
 already, so the dynamic linker reuses it and both share one thread pool, which torch.set_num_threads governs."""
 
-NICENESS = 7
-"""Of what works beside a model. Measured on two cores with a model that keeps both busy, whose threads wait for each
-other: one process makes calls take 1.1 to 1.4 times as long, two make it 1.7; at 5, it is 1.5 and more than 2."""
+NICENESS = 8
+"""Of what works beside a model. Measured on two cores with models that keep both busy without a pause, whose threads wait
+for each other: calls take 1.0 to 1.5 times as long at 10, and what takes 12 s alone is not done after 110; 1.2 to 1.6
+times at 8; 1.3 to 2.5 times at 7, with stalls of 0.2 s, and it is done after 32 to 48 s."""
 BESIDE: ContextVar[int] = ContextVar("beside", default=0)
 """The niceness of compilers that this thread runs; not 0 where it works beside a model."""
 
