@@ -40,9 +40,9 @@ FLAGS = ("-std=c++20", "-O3", "-fopenmp", "-fno-math-errno", "-fno-trapping-math
 already, so the dynamic linker reuses it and both share one thread pool, which torch.set_num_threads governs."""
 
 NICENESS = 8
-"""Of what works beside a model. Measured on two cores with models that keep both busy without a pause, whose threads wait
-for each other: calls take 1.0 to 1.5 times as long at 10, and what takes 12 s alone is not done after 110; 1.2 to 1.6
-times at 8; 1.3 to 2.5 times at 7, with stalls of 0.2 s, and it is done after 32 to 48 s."""
+"""Of what works beside a model. Measured on two cores with models that keep both busy without a pause, whose threads
+wait for each other: calls take 1.0 to 1.5 times as long at 10, and what takes 12 s alone is not done after 110; 1.2 to
+1.6 times at 8; 1.3 to 2.5 times at 7, with stalls of 0.2 s, and it is done after 32 to 48 s."""
 BESIDE: ContextVar[int] = ContextVar("beside", default=0)
 """The niceness of compilers that this thread runs; not 0 where it works beside a model."""
 
