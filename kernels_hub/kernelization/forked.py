@@ -146,7 +146,7 @@ def _run_child(work: Callable[[], object], writing: int, log: int, background: b
         results: list[bytes] = []
 
         def run() -> None:
-            _limit_threads()
+            _limit_threads(blas=background)
             results.append(pickle.dumps(work()))
 
         thread = threading.Thread(target=run, daemon=True)
@@ -187,14 +187,15 @@ def _yield_the_machine() -> None:
             os.sched_setaffinity(0, cores[len(cores) // 2 :])
 
 
-def _limit_threads() -> None:
-    """Threads of PyTorch and of NumPy's products: more than there are cores wait for a core by spinning on it."""
+def _limit_threads(*, blas: bool) -> None:
+    """Threads of PyTorch and, of a process with fewer cores, NumPy's products: too many wait for a core by spinning."""
     if not hasattr(os, "sched_getaffinity"):
         return
     cores = len(os.sched_getaffinity(0))
     if (torch := sys.modules.get("torch")) is not None:
         torch.set_num_threads(min(torch.get_num_threads(), cores))
-    threadpool_limits(cores, user_api="blas")
+    if blas:
+        threadpool_limits(cores, user_api="blas")
 
 
 def _read(descriptor: int, pid: int, seconds: float) -> bytes | None:
