@@ -25,7 +25,8 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from pathlib import Path
 from typing import IO, Literal
@@ -182,21 +183,34 @@ def kill_compilers() -> None:
 
 
 @contextlib.contextmanager
-def one_at_a_time(folder: Path) -> Iterator[None]:
+def one_at_a_time(folder: Path, ends: Callable[[], bool] | None = None) -> Iterator[None]:
     """Hold the lock of a cache of native code: one works beside models at a time, over all threads and processes.
 
-    A POSIX lock belongs to its process, so that a fork, whenever it comes, takes none along: a child that held its
-    parent's would wait for itself. Raises OSError where the folder cannot be written to.
+    ends: whether to wait no longer, and to go on without it; by default whether the interpreter exits. A POSIX lock
+    belongs to its process, so that a fork, whenever it comes, takes none along: a child that held its parent's would
+    wait for itself. Raises OSError where the folder cannot be written to.
     """
     import fcntl  # where there is a compiler, there is this
 
     folder.mkdir(parents=True, exist_ok=True)
     turns: threading.Lock = vars(sys).setdefault(_TURNS, threading.Lock())
-    with turns, (folder / ".building").open("w") as file:
-        fcntl.lockf(file, fcntl.LOCK_EX)
+    ends = ends or process_ends
+    with contextlib.ExitStack() as held, (folder / ".building").open("w") as file:
+        while not turns.acquire(timeout=_LOOK_S):
+            if ends():
+                break
+        else:
+            held.callback(turns.release)
+        while not ends():
+            try:
+                fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except (BlockingIOError, PermissionError):  # another process has it
+                time.sleep(_LOOK_S)
         yield
 
 
+_LOOK_S = 0.05
 _TURNS = "_kernels_hub_turns"
 """Where the threads of this process find the lock that they hold with the file's: each layer has its own copy of this
 module, and the copies share `sys`."""

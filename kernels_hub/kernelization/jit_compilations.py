@@ -350,9 +350,10 @@ _FEW_CORES = 4
 def _turn() -> Iterator[None]:
     """The turn of one compilation among all that works beside models on a machine of few cores."""
     with contextlib.ExitStack() as held:
-        if (os.cpu_count() or 1) < _FEW_CORES:
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        if cores < _FEW_CORES:
             with contextlib.suppress(OSError):  # no folder to write to: nothing else is built either
-                held.enter_context(one_at_a_time(cache_folder("native")))
+                held.enter_context(one_at_a_time(cache_folder("native"), lambda: BACKGROUND.ends))
         yield
 
 

@@ -208,6 +208,43 @@ print("then", entered.is_set())
     assert done.stdout.endswith("meanwhile False\nthen True\n"), (done.stdout, done.stderr)
 
 
+def test_an_interpreter_that_exits_waits_for_no_turn(tmp_path: Path) -> None:
+    """The lock of another process, which works for long, keeps neither a build nor a compilation from ending."""
+    holder = f"""
+import sys
+from pathlib import Path
+from kernels_hub.cxx_compiler import one_at_a_time
+with one_at_a_time(Path({str(tmp_path)!r}) / "native"):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+    with subprocess.Popen(
+        [sys.executable, "-c", holder], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as other:
+        assert other.stdout is not None and other.stdout.readline() == "held\n"
+        ending = """
+from kernels_hub.cxx_compiler import one_at_a_time
+from kernels_hub.kernelization.background import BACKGROUND, Job
+from pathlib import Path
+def wait(job):
+    with one_at_a_time(Path(os.environ["KERNELS_HUB_CACHE"]) / "native", lambda: BACKGROUND.ends):
+        pass
+BACKGROUND.submit(Job("waiting", wait))
+import atexit
+started = []
+atexit.register(lambda: print("ends", time.monotonic() - started[0] < 4))
+BACKGROUND_END = BACKGROUND.end
+def end():
+    started.append(time.monotonic())
+    BACKGROUND_END()
+atexit.register(end)
+time.sleep(0.2)
+"""
+        done = run(tmp_path, ending)
+        other.communicate("")
+    assert (done.returncode, done.stdout) == (0, "first False\nends True\n"), (done.stdout, done.stderr)
+
+
 def test_it_is_built_with_a_low_priority(tmp_path: Path) -> None:
     """In the session of the process: Linux groups tasks by session, and a priority counts within its group alone."""
     compiler = tmp_path / "told.sh"
