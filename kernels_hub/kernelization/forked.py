@@ -25,8 +25,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn, TypeVar
 
-from threadpoolctl import threadpool_limits
-
 from kernels_hub.cxx_compiler import NICENESS
 
 T = TypeVar("T")
@@ -86,6 +84,8 @@ def run_forked(work: Callable[[], T], *, seconds: float, background: bool, child
     Raises DeadlineError where it takes longer, ForkedError where the process ends in another way, OSError where there
     is none.
     """
+    import threadpoolctl  # noqa: F401 - for the child: nothing is imported between a fork and its work
+
     with _log_file() as log:
         reading, writing = os.pipe()
         try:
@@ -195,6 +195,8 @@ def _limit_threads(*, blas: bool) -> None:
     if (torch := sys.modules.get("torch")) is not None:
         torch.set_num_threads(min(torch.get_num_threads(), cores))
     if blas:
+        from threadpoolctl import threadpool_limits
+
         threadpool_limits(cores, user_api="blas")
 
 
