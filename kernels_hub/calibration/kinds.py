@@ -7,43 +7,21 @@ pixel, or (of an activation) one element; so many elements of the first argument
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
+from kernels_hub.calibration.convolution_kinds import CONVOLUTIONS
 from kernels_hub.calibration.gain_table import Shape
+from kernels_hub.calibration.kind import Arguments, Build, Kind, Layer, Read, product
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
-
-Layer: TypeAlias = Any
-"""A module: its attributes are those of its kind."""
-Arguments: TypeAlias = "tuple[tuple[Tensor, ...], dict[str, Any]]"
-Read = Callable[[Layer], tuple[str, int, int, int]]
-"""A module -> what tells its form from others of its kind, depth, columns, elements a row."""
-Build = Callable[[str, int, int], "nn.Module"]
-"""A form, depth and columns -> a module as PyTorch or transformers has it. ImportError where it cannot be had."""
-Example = Callable[[str, int, int, int], list[Arguments]]
-"""A form, depth, columns and rows -> the arguments of calls; of several, the one that gains least counts."""
+    from torch import nn
 
 ROWS = (1, 2, 4, 16, 64, 256, 1024)
-_PIXELS = (16, 64, 256, 1024, 4096, 16384)
 _ELEMENTS = tuple(1 << exponent for exponent in range(8, 23, 2))
 _WIDTHS = (64, 128, 256, 512, 1024, 2048, 4096)
-
-
-@dataclass(frozen=True)
-class Kind:
-    """A kind of layers. sizes: the (form, depth, columns) that `kernels-hub calibrate` measures."""
-
-    read: Read
-    build: Build
-    example: Example
-    rows: Sequence[int]
-    sizes: Sequence[tuple[str, int, int]]
-    work: Callable[[str, int, int, int], float]
-    """Multiplications of (form, depth, columns, rows): what is too much work is not measured."""
 
 
 def read_shape(layer: str, module: Layer) -> tuple[Shape, int] | None:
@@ -176,10 +154,6 @@ def _tokens(_: str, depth: int, __: int, rows: int) -> list[Arguments]:
     return [((torch.randn(1, rows, depth),), {})]
 
 
-def _product(factor: int) -> Callable[[str, int, int, int], float]:
-    return lambda _, depth, columns, rows: float(factor * depth * columns * rows)
-
-
 _LINEAR_SIZES = [
     *(("", depth, columns) for depth in _WIDTHS for columns in _WIDTHS),
     *(("", depth, 1 << 15) for depth in (256, 512, 1024, 2048)),
@@ -189,128 +163,6 @@ _CONV1D_SIZES = [
 ]
 _BLOCK_SIZES = [
     ("", depth, columns) for depth in _WIDTHS for columns in (*_WIDTHS, 8192) if depth <= columns <= 4 * depth
-]
-
-# -- convolutions ------------------------------------------------------------------------------------
-
-
-def _form(convolution: Layer) -> str:
-    height, width = convolution.kernel_size
-    form = f"{height}x{width}/{convolution.stride[0]}"
-    if convolution.groups == 1:
-        is_unpadded = height >= _LEAST_UNPADDED and convolution.padding in {(0, 0), "valid"}
-        return f"{form} unpadded" if is_unpadded and convolution.stride == (1, 1) else form
-    return f"{form} depthwise" if convolution.groups == convolution.in_channels else f"{form} grouped"
-
-
-_LEAST_UNPADDED = 5
-"""Rows of a kernel that, without padding, is a class of its own: many cover the whole image (VGG's classifier)."""
-
-
-def _read_convolution(module: Layer) -> tuple[str, int, int, int]:
-    depth = module.in_channels // module.groups
-    return _form(module), depth, module.out_channels, module.in_channels
-
-
-def _read_block(module: Layer) -> tuple[str, int, int, int]:
-    return _read_convolution(module.convolution)
-
-
-def _read_residual(module: Layer) -> tuple[str, int, int, int]:
-    blocks = list(module.layer)
-    stride = max(block.convolution.stride[0] for block in blocks)
-    depth, columns = blocks[0].convolution.in_channels, blocks[-1].convolution.out_channels
-    return f"/{stride}", depth, columns, depth
-
-
-def _geometry(form: str) -> tuple[int, int, bool]:
-    sizes, _, groups = form.partition(" ")
-    kernel, _, stride = sizes.partition("/")
-    height, _, width = kernel.partition("x")
-    if height != width or groups == "grouped":
-        raise ImportError(f"no convolution of the form {form!r} is measured")
-    return int(height), int(stride), groups == "depthwise"
-
-
-def _convolution(form: str, depth: int, columns: int) -> nn.Module:
-    from torch import nn
-
-    kernel, stride, depthwise = _geometry(form)
-    padding = kernel // 2 if stride < kernel and not form.endswith("unpadded") else 0
-    channels = columns if depthwise else depth
-    groups = columns if depthwise else 1
-    return nn.Conv2d(channels, columns, kernel, stride, padding, groups=groups)
-
-
-def _conv_norm_activation(form: str, depth: int, columns: int) -> nn.Module:
-    from transformers.models.resnet.modeling_resnet import ResNetConvLayer
-
-    kernel, stride, _ = _geometry(form)
-    return ResNetConvLayer(depth, columns, kernel, stride)
-
-
-def _conv_norm(form: str, depth: int, columns: int) -> nn.Module:
-    from transformers.models.resnet.modeling_resnet import ResNetShortCut
-
-    return ResNetShortCut(depth, columns, _geometry(form)[1])
-
-
-def _resnet_basic(form: str, depth: int, columns: int) -> nn.Module:
-    from transformers.models.resnet.modeling_resnet import ResNetBasicLayer
-
-    return ResNetBasicLayer(depth, columns, int(form[1:]))
-
-
-def _resnet_bottleneck(form: str, depth: int, columns: int) -> nn.Module:
-    from transformers.models.resnet.modeling_resnet import ResNetBottleNeckLayer
-
-    return ResNetBottleNeckLayer(depth, columns, int(form[1:]))
-
-
-def _image(form: str, depth: int, columns: int, rows: int) -> list[Arguments]:
-    """An image as the first layer of a model gets it, so that changing to channels_last is paid for."""
-    import torch
-
-    channels = columns if form.endswith("depthwise") else depth
-    side = _side(form, rows)
-    return [((torch.randn(1, channels, side, side),), {})]
-
-
-def _side(form: str, rows: int) -> int:
-    """Of an image of so many pixels, which a kernel without padding fits into."""
-    side: int = max(1, round(rows**0.5))
-    return max(side, _geometry(form)[0]) if form.endswith("unpadded") else side
-
-
-def _convolution_work(form: str, depth: int, columns: int, rows: int) -> float:
-    kernel, stride, depthwise = _geometry(form)
-    if kernel * kernel > rows:
-        return float("inf")  # the image is smaller than the kernel
-    if form.endswith("unpadded"):
-        return depth * columns * (kernel * (_side(form, rows) - kernel + 1)) ** 2
-    return (1 if depthwise else depth) * columns * rows * kernel * kernel / stride**2
-
-
-_DEPTHWISE = ("7x7/1 depthwise", "5x5/1 depthwise", "3x3/1 depthwise", "3x3/2 depthwise")
-_STEMS = ("4x4/4", "7x7/2", "7x7/4", "3x3/2", "16x16/16")
-_CHANNELS = (32, 64, 128, 256, 512, 1024)
-_CONVOLUTION_SIZES = [
-    *((form, 1, columns) for form in _DEPTHWISE for columns in _CHANNELS),
-    *((form, 4, columns) for form in _STEMS for columns in (32, 64, 128, 256, 512)),
-    *((form, depth, columns) for form in ("5x5/1 unpadded", "7x7/1 unpadded")
-      for depth in _CHANNELS[1:5] for columns in _CHANNELS[1:5]),
-    *((form, depth, columns) for form in ("1x1/1", "3x3/1", "3x3/2", "2x2/2", "1x1/2")
-      for depth in _CHANNELS for columns in _CHANNELS if depth / 4 <= columns <= depth * 4),
-]  # fmt: skip
-_CONV_NORM_SIZES = [
-    *(("7x7/2", 4, columns) for columns in (32, 64)),
-    *((form, depth, columns) for form in ("1x1/1", "3x3/1", "3x3/2") for depth in _CHANNELS for columns in _CHANNELS
-      if depth / 4 <= columns <= depth * 4),
-]  # fmt: skip
-_SHORTCUT_SIZES = [("1x1/2", depth, 2 * depth) for depth in _CHANNELS] + [("1x1/1", 64, 256)]
-_RESIDUAL_SIZES = [
-    *(("/1", depth, depth) for depth in (*_CHANNELS, 2048)),
-    *(("/2", depth, 2 * depth) for depth in _CHANNELS),
 ]
 
 # -- attention ---------------------------------------------------------------------------------------
@@ -490,42 +342,32 @@ def _activation_kind(name: str) -> Kind:
 
 
 KINDS: Mapping[str, Kind] = {
-    "Linear": Kind(_read_linear, _linear, _tokens, ROWS, _LINEAR_SIZES, _product(1)),
-    "Conv1D": Kind(_read_conv1d, _conv1d, _tokens, ROWS, _CONV1D_SIZES, _product(1)),
+    "Linear": Kind(_read_linear, _linear, _tokens, ROWS, _LINEAR_SIZES, product(1)),
+    "Conv1D": Kind(_read_conv1d, _conv1d, _tokens, ROWS, _CONV1D_SIZES, product(1)),
     "LinearActivation": Kind(
-        _read_first_linear, _linear_activation, _tokens, ROWS, _BLOCK_SIZES, _product(1)
+        _read_first_linear, _linear_activation, _tokens, ROWS, _BLOCK_SIZES, product(1)
     ),
-    "MLP": Kind(_read_first_linear, _mlp, _tokens, ROWS, _BLOCK_SIZES, _product(2)),
-    "GatedMLP": Kind(_read_first_linear, _gated_mlp, _tokens, ROWS, _BLOCK_SIZES, _product(3)),
+    "MLP": Kind(_read_first_linear, _mlp, _tokens, ROWS, _BLOCK_SIZES, product(2)),
+    "GatedMLP": Kind(_read_first_linear, _gated_mlp, _tokens, ROWS, _BLOCK_SIZES, product(3)),
     "JoinedGatedMLP": Kind(
-        _read_joined_mlp, _joined_gated_mlp, _tokens, ROWS, _BLOCK_SIZES, _product(3)
+        _read_joined_mlp, _joined_gated_mlp, _tokens, ROWS, _BLOCK_SIZES, product(3)
     ),
-    "Conv2d": Kind(
-        _read_convolution, _convolution, _image, _PIXELS, _CONVOLUTION_SIZES, _convolution_work
-    ),
-    "ConvNormActivation": Kind(
-        _read_block, _conv_norm_activation, _image, _PIXELS, _CONV_NORM_SIZES, _convolution_work
-    ),
-    "ConvNorm": Kind(_read_block, _conv_norm, _image, _PIXELS, _SHORTCUT_SIZES, _convolution_work),
-    "ResNetBasic": Kind(_read_residual, _resnet_basic, _image, _PIXELS, _RESIDUAL_SIZES, _product(18)),
-    "ResNetBottleneck": Kind(
-        _read_residual, _resnet_bottleneck, _image, _PIXELS, _RESIDUAL_SIZES, _product(1)
-    ),
+    **CONVOLUTIONS,
     "EncoderAttention": Kind(
         _read_joined(("q_proj", "k_proj"), "head_dim"), _encoder_attention, _sequences, ROWS,
-        _attention_sizes("1:1"), _product(16),
+        _attention_sizes("1:1"), product(16),
     ),
     "SelfAttention": Kind(
         _read_joined(("query", "key"), "attention_head_size"), _self_attention, _sequences, ROWS,
-        _attention_sizes("1:1"), _product(16),
+        _attention_sizes("1:1"), product(16),
     ),
     "RotaryAttention": Kind(
         _read_joined(("q_proj", "k_proj"), "head_dim"), _rotary_attention, _rotary_sequences, ROWS,
-        _attention_sizes("1:1", "1:2", "1:4"), _product(16),
+        _attention_sizes("1:1", "1:2", "1:4"), product(16),
     ),
     "SinkAttention": Kind(
         _read_joined(("q_proj", "k_proj"), "head_dim"), _sink_attention, _sink_sequences, ROWS,
-        _attention_sizes("1:1", "1:2", "1:4", "1:8"), _product(16),
+        _attention_sizes("1:1", "1:2", "1:4", "1:8"), product(16),
     ),
     "RMSNorm": _norm_kind(_norm("models.llama.modeling_llama", "LlamaRMSNorm")),
     "RMSNormRoundedOnce": _norm_kind(_norm("models.gpt_oss.modeling_gpt_oss", "GptOssRMSNorm")),

@@ -20,7 +20,8 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from kernels_hub.calibration.gain_table import Shape
-from kernels_hub.calibration.kinds import KINDS, Arguments, is_from_memory, split_kind
+from kernels_hub.calibration.kind import Arguments
+from kernels_hub.calibration.kinds import KINDS, is_from_memory, split_kind
 from kernels_hub.calibration.processor import LARGER_THAN_CACHES, last_level_cache
 from kernels_hub.calibration.waiting import is_undisturbed, waiting
 
