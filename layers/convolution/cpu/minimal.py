@@ -10,6 +10,7 @@ Source: Lavin & Gray, arXiv 1509.09308.
 from __future__ import annotations
 
 import ctypes
+import math
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -61,19 +62,28 @@ def takes(
 
     weight: in the dtype of the input, or to be cast to it.
     """
-    if weight.dim() != 4 or input.dim() != 4:
+    return (
+        input.dtype is torch.float32
+        and takes_sizes(input.shape, weight.shape, stride, dilation, groups)
+        and _library() is not None
+    )
+
+
+def takes_sizes(
+    input: Sequence[int], weight: Sequence[int], stride: Sequence[int], dilation: Sequence[int], groups: int
+) -> bool:
+    """Whether a convolution of these shapes of input and weight is faster this way."""
+    if len(weight) != 4 or len(input) != 4:
         return False
-    filters, channels, rows, columns = weight.shape
+    filters, channels, rows, columns = weight
     return (
         rows == columns == 3
         and groups == 1
         and channels % _LINE == 0
         and channels >= _LEAST_CHANNELS
         and filters >= _LEAST_CHANNELS
-        and input.dtype is torch.float32
         and tuple(stride) == tuple(dilation) == (1, 1)
-        and input.numel() * filters * 9 >= _LEAST_WORK
-        and _library() is not None
+        and math.prod(input) * filters * 9 >= _LEAST_WORK
     )
 
 

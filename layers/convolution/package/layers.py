@@ -15,8 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .blocks import has_written_forward, needs_gradient, runs_own_forward
-from .direct import is_for_any_size, is_transformed
-from .kernels import TRAINS, fuses, pays
+from .direct import is_for_any_size, is_transformed, is_unwatched
+from .kernels import TRAINS, at_once, fuses, pays
 from .operators import conv2d, conv_norm
 
 
@@ -42,7 +42,16 @@ class Conv2d(nn.Module):
     _conv_forward: Callable[[Tensor, Tensor, Tensor | None], Tensor]
 
     def forward(self, input: Tensor) -> Tensor:
-        weight, bias = self.weight, self.bias
+        weight, bias, padding = self.weight, self.bias, self.padding
+        if (
+            at_once is not None
+            and type(padding) is tuple
+            and self.padding_mode == "zeros"
+            and is_unwatched(("CPU",), input, weight, bias)
+        ):
+            result = at_once(input, weight, bias, self.stride, padding, self.dilation, self.groups)
+            if result is not None:
+                return result
         if self.padding_mode != "zeros" or not _is_ours(input, weight, bias):
             return self._conv_forward(input, weight, bias)
         if not TRAINS and needs_gradient(input, weight, bias):
@@ -52,7 +61,6 @@ class Conv2d(nn.Module):
             return self._conv_forward(input, weight, bias)
         if not pays(batch, weight, self.stride, self.dilation, self.groups):
             return self._conv_forward(input, weight, bias)
-        padding = self.padding
         if isinstance(padding, str):  # "same" may need one more row or column at the end than at the start
             left, right, top, bottom = self._reversed_padding_repeated_twice
             padding = (top, left)

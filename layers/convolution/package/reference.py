@@ -110,20 +110,35 @@ def is_regular(
     Everything else goes to PyTorch, for its result or for its error message.
     """
     return (
-        input.dim() == weight.dim() == 4
-        and input.dtype == weight.dtype
-        and (
-            bias is None
-            or (bias.dtype == weight.dtype and bias.shape == weight.shape[:1] and bias.is_contiguous())
-        )
+        input.dtype == weight.dtype
+        and (bias is None or (bias.dtype == weight.dtype and bias.is_contiguous()))
         and input.device == weight.device
+        and has_regular_sizes(
+            input.shape, weight.shape, None if bias is None else bias.shape, stride, padding, dilation, groups
+        )
+    )
+
+
+def has_regular_sizes(
+    input: Sequence[int],
+    weight: Sequence[int],
+    bias: Sequence[int] | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+) -> bool:
+    """Whether the shapes of input, weight and bias fit each other and nothing is empty."""
+    return (
+        len(input) == len(weight) == 4
+        and (bias is None or tuple(bias) == (weight[0],))
         and groups > 0
-        and input.shape[1] == weight.shape[1] * groups
-        and weight.shape[0] % groups == 0
+        and input[1] == weight[1] * groups
+        and weight[0] % groups == 0
         and min(stride) > 0
         and min(padding) >= 0
         and min(dilation) > 0
-        and input.numel() > 0
-        and weight.numel() > 0
-        and min(output_shape(input.shape, weight.shape, stride, padding, dilation)) > 0
+        and min(input) > 0
+        and min(weight) > 0
+        and min(output_shape(input, weight, stride, padding, dilation)) > 0
     )

@@ -23,6 +23,9 @@ from .triton_launches import cdiv, launch, next_power_of_2
 TRAINS = True
 """Whether the layers call the operators where a gradient is needed."""
 
+at_once: Callable[..., Tensor | None] | None = None
+"""Nothing is to be had from leaving out an operator here."""
+
 
 def pays(input: Tensor, weight: Tensor, stride: Sequence[int], dilation: Sequence[int], groups: int) -> bool:
     """Whether `conv2d` is worth calling; which sizes gain is the mapping's to say."""

@@ -1,0 +1,37 @@
+// float32 convolutions of images in planes, (n, c, h, w), as they lie: no copy of the weights, no other memory format.
+#include <cstdint>
+#include <cstring>
+
+#include "plane_channels.h"
+#include "plane_lines.h"
+#include "plane_product.h"
+
+namespace {
+
+// Whether copies of planes are fewer than patches, or nearer.
+bool is_narrow(const kh::PlaneShape& s) {
+  if (s.taps() == 1 || s.stride_h > 2 || s.stride_w > 2) return false;
+  if (s.groups > 1) return s.channels() <= 64;
+  return s.channels() <= 16 || (s.stride_h == 1 && s.stride_w == 1 && s.channels() * s.filters() <= 32 * 32);
+}
+
+}  // namespace
+
+extern "C" {
+
+// x (n, c, height, width), weight (o, c / groups, rows, columns), y (n, o, out_height, out_width), without gaps; bias
+// (o) may be null. numbers: a PlaneShape.
+__attribute__((visibility("default"))) void planes_run(const int64_t* numbers, const float* x, const float* weight,
+                                                       const float* bias, float* y) {
+  kh::PlaneShape s;
+  std::memcpy(&s, numbers, sizeof s);
+  if (kh::is_small(s)) {
+    kh::by_channels(s, x, weight, bias, y);
+  } else if (is_narrow(s)) {
+    kh::by_lines(s, x, weight, bias, y);
+  } else {
+    kh::by_product(s, x, weight, bias, y);
+  }
+}
+
+}  // extern "C"
