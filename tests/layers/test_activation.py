@@ -244,6 +244,45 @@ def test_silu_in_place(package, inplace):
     assert (output is input) is inplace
 
 
+@pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16, torch.float16))
+@pytest.mark.parametrize("lies", ("contiguous", "channels last", "every second", "expanded"))
+def test_silu_in_place_of_what_is_large(package, lies, dtype):
+    """Where a part of the memory is no element, or is several, only elements change, as in PyTorch."""
+    memory = random((2, 8, 30, 20)).to(dtype)
+    if lies == "channels last":
+        memory = memory.contiguous(memory_format=torch.channels_last)
+    views = {
+        "every second": lambda tensor: tensor[:, :, ::2],
+        "expanded": lambda tensor: tensor[:1].expand(2, -1, -1, -1),
+    }
+    view = views.get(lies, lambda tensor: tensor)
+    theirs = memory.clone()
+    try:
+        functional.silu(view(theirs), inplace=True)
+    except RuntimeError:  # several elements of one place
+        with pytest.raises(RuntimeError, match="more than one element of the written-to tensor"):
+            run(package, "SiLU", nn.SiLU(inplace=True), view(memory))
+        return
+    input = view(memory)
+    before = input._version
+    assert run(package, "SiLU", nn.SiLU(inplace=True), input) is input
+    assert memory._version > before
+    torch.testing.assert_close(memory, theirs)
+
+
+def test_silu_in_place_of_what_a_gradient_needs(package):
+    kept = random((64, 128)).requires_grad_()
+    middle = kept * 1.0
+    product = middle * middle  # needs `middle` as it was
+    with torch.no_grad():
+        run(package, "SiLU", nn.SiLU(inplace=True), middle)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        product.sum().backward()
+    middle = kept * 1.0
+    run(package, "SiLU", nn.SiLU(inplace=True), middle).sum().backward()
+    assert kept.grad is not None and kept.grad.abs().sum() > 0
+
+
 @pytest.mark.parametrize("case", ("SiLU-torch", "GELU-torch", "GELU-torch-tanh", "QuickGELU", "SiluAndMul"))
 def test_small_inputs_run_on_pytorch(package, case, monkeypatch):
     monkeypatch.setattr(package.functional.kernels, "SMALL", ((0, 10**9),) * 4)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import increment_version
 
 from . import reference
 from .layout import packed_rows, rows_of
@@ -22,6 +23,7 @@ DISPATCH_KEYS = ("CPU",)
 # through oneDNN, which takes longer to start than this does; QuickGELU is three operators, and gates are two.
 SMALL = ((16384, 131072), (0, 65536), (2048, 16384), (0, 32768))
 SMALL_GATED = (0, 16384)
+_SMALL_IN_PLACE = 4096
 SMALL_STRIDED_GELU = (65536, 131072)
 """A row of SMALL, for GELU of what is not contiguous, such as half of a row: PyTorch computes it without oneDNN."""
 
@@ -55,6 +57,18 @@ def forward(x: Tensor, kind: int) -> Tensor:
         _FORWARD.pack(kind, dtype, x.data_ptr(), y.data_ptr(), rows, columns, x_stride)
     )
     return y
+
+
+def forward_in_place(x: Tensor, kind: int) -> bool:
+    """Write `forward` to x itself, of which every element is in memory once; whether that was done."""
+    library, dtype = _library(), _TYPES.get(x.dtype)
+    size = x.numel()
+    is_dense = x.is_contiguous() or (x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last))
+    if library is None or dtype is None or not is_dense or size < _SMALL_IN_PLACE:
+        return False
+    library.activation_forward(_FORWARD.pack(kind, dtype, x.data_ptr(), x.data_ptr(), 1, size, size))
+    increment_version(x)
+    return True
 
 
 def backward(grad: Tensor, x: Tensor, kind: int) -> Tensor:

@@ -4,10 +4,11 @@ results have the input's dtype, computed in float32 and rounded once."""
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from . import kernels, operators, reference
-from .direct import is_strided, is_transformed
+from .direct import is_strided, is_transformed, is_unwatched
 from .kinds import GELU, GELU_TANH, QUICK_GELU, SILU, number
 
 
@@ -71,6 +72,13 @@ def _is_for_pytorch(size: int, small: tuple[int, int], requires_grad: bool) -> b
 def silu(input: Tensor) -> Tensor:
     """x sigmoid(x). Source: arXiv 1702.03118."""
     return activation(input, SILU)
+
+
+def silu_(input: Tensor) -> Tensor:
+    """silu, written to `input`, which is returned."""
+    if is_unwatched(kernels.DISPATCH_KEYS, input) and kernels.forward_in_place(input, SILU):
+        return input
+    return F.silu(input, inplace=True)
 
 
 def gelu(input: Tensor, approximate: str = "none") -> Tensor:

@@ -19,8 +19,8 @@ class SiLU(nn.Module):
     can_torch_compile: bool = True
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        if self.__dict__.get("inplace", False):  # PyTorch's own writes to its input, and returns it
-            return nn.functional.silu(input, inplace=True)
+        if self.__dict__.get("inplace", False):
+            return functional.silu_(input)
         return functional.silu(input)
 
 
