@@ -1,4 +1,4 @@
-"""The kinds of convolutions that are measured. A row is a pixel of the input."""
+"""The kinds of convolutions that are measured. A row is a pixel of the input, or a place of a line."""
 
 from __future__ import annotations
 
@@ -19,7 +19,13 @@ def _form(convolution: Layer) -> str:
     if convolution.groups == 1:
         is_unpadded = height >= _LEAST_UNPADDED and convolution.padding in {(0, 0), "valid"}
         return f"{form} unpadded" if is_unpadded and convolution.stride == (1, 1) else form
-    return f"{form} depthwise" if convolution.groups == convolution.in_channels else f"{form} grouped"
+    return form + _groups(convolution)
+
+
+def _groups(convolution: Layer) -> str:
+    if convolution.groups == 1:
+        return ""
+    return " depthwise" if convolution.groups == convolution.in_channels else " grouped"
 
 
 _LEAST_UNPADDED = 5
@@ -42,6 +48,11 @@ def _read_residual(module: Layer) -> tuple[str, int, int, int]:
     return f"/{stride}", depth, columns, depth
 
 
+def _read_line_convolution(module: Layer) -> tuple[str, int, int, int]:
+    form = f"{module.kernel_size[0]}/{module.stride[0]}{_groups(module)}"
+    return form, module.in_channels // module.groups, module.out_channels, module.in_channels
+
+
 def _geometry(form: str) -> tuple[int, int, int]:
     """Rows and columns of the kernel, and the stride."""
     kernel, _, stride = form.partition(" ")[0].partition("/")
@@ -62,6 +73,32 @@ def _convolution(form: str, depth: int, columns: int) -> nn.Module:
     padding = (height // 2, width // 2) if is_padded else 0
     channels = _channels(form, depth, columns)
     return nn.Conv2d(channels, columns, (height, width), stride, padding, groups=channels // depth)
+
+
+def _line_geometry(form: str) -> tuple[int, int]:
+    """Taps and stride."""
+    taps, _, stride = form.partition(" ")[0].partition("/")
+    return int(taps), int(stride)
+
+
+def _line_convolution(form: str, depth: int, columns: int) -> nn.Module:
+    from torch import nn
+
+    taps, stride = _line_geometry(form)
+    channels = _channels(form, depth, columns)
+    padding = taps // 2 if stride < taps else 0
+    return nn.Conv1d(channels, columns, taps, stride, padding, groups=channels // depth)
+
+
+def _line(form: str, depth: int, columns: int, rows: int) -> list[Arguments]:
+    import torch
+
+    return [((torch.randn(1, _channels(form, depth, columns), rows),), {})]
+
+
+def _line_work(form: str, depth: int, columns: int, rows: int) -> float:
+    taps, stride = _line_geometry(form)
+    return float("inf") if taps > rows else depth * columns * rows * taps / stride
 
 
 def _conv_norm_activation(form: str, depth: int, columns: int) -> nn.Module:
@@ -130,6 +167,13 @@ _CONVOLUTION_SIZES = [
     *((form, depth, columns) for form in ("5x5/1", "1x7/1", "7x1/1", "1x3/1", "3x1/1")
       for depth in _CHANNELS[:5] for columns in _CHANNELS[:5] if depth / 4 <= columns <= depth * 4),
 ]  # fmt: skip
+_LINE_SIZES = [
+    *((form, 1, columns) for form in ("3/1 depthwise", "4/1 depthwise", "7/1 depthwise", "31/1 depthwise")
+      for columns in _CHANNELS),
+    *((form, depth, columns) for form in ("10/5", "7/1", "3/1") for depth in (1, 4) for columns in (32, 128, 512)),
+    *((form, depth, columns) for form in ("1/1", "3/1", "5/1", "7/1", "2/2", "3/2")
+      for depth in _CHANNELS for columns in _CHANNELS if depth / 2 <= columns <= depth * 2),
+]  # fmt: skip
 _CONV_NORM_SIZES = [
     *(("7x7/2", 4, columns) for columns in (32, 64)),
     *((form, depth, columns) for form in ("1x1/1", "3x3/1", "3x3/2") for depth in _CHANNELS for columns in _CHANNELS
@@ -145,6 +189,7 @@ CONVOLUTIONS: Mapping[str, Kind] = {
     "Conv2d": Kind(
         _read_convolution, _convolution, _image, _PIXELS, _CONVOLUTION_SIZES, _convolution_work
     ),
+    "Conv1d": Kind(_read_line_convolution, _line_convolution, _line, _PIXELS, _LINE_SIZES, _line_work),
     "ConvNormActivation": Kind(
         _read_block, _conv_norm_activation, _image, _PIXELS, _CONV_NORM_SIZES, _convolution_work
     ),

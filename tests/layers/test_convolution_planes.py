@@ -189,3 +189,60 @@ def test_where_pytorchs_own_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     module.float()
     monkeypatch.setattr(PLANES, "_library", lambda: None)
     assert_close(forward(module, x), module(x))
+
+
+# -- one dimension ---------------------------------------------------------------------------------------
+
+LINES: dict[str, tuple[tuple[int, int, int], dict[str, object]]] = {
+    "plain": ((2, 40, 50), {"out_channels": 33, "kernel_size": 3}),
+    "1": ((1, 40, 50), {"out_channels": 33, "kernel_size": 1}),
+    "front end": ((1, 1, 4000), {"out_channels": 64, "kernel_size": 10, "stride": 5, "bias": False}),
+    "strided": ((1, 64, 301), {"out_channels": 48, "kernel_size": 3, "stride": 2, "padding": 1}),
+    "dilated": ((1, 16, 300), {"out_channels": 16, "kernel_size": 3, "dilation": 81, "padding": 81}),
+    "depthwise": ((1, 33, 100), {"out_channels": 33, "kernel_size": 31, "padding": 15, "groups": 33}),
+    "causal depthwise": ((2, 48, 20), {"out_channels": 48, "kernel_size": 4, "padding": 3, "groups": 48}),
+    "groups": ((1, 64, 99), {"out_channels": 64, "kernel_size": 16, "padding": 8, "groups": 4}),
+    "long": ((1, 12, 20_000), {"out_channels": 8, "kernel_size": 7, "padding": 3}),
+    "same": ((1, 24, 30), {"out_channels": 24, "kernel_size": 4, "padding": "same"}),
+    "reflect": ((1, 24, 30), {"out_channels": 24, "kernel_size": 3, "padding": 1, "padding_mode": "reflect"}),
+}
+forward_line = PACKAGE.layers.Conv1d.forward
+
+
+@pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel:UserWarning")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+@pytest.mark.parametrize("name", LINES)
+def test_lines(name: str, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    shape, arguments = LINES[name]
+    module = nn.Conv1d(shape[1], **arguments).requires_grad_(False).to(dtype)  # type: ignore[arg-type]
+    for x in (torch.randn(shape, dtype=dtype), torch.randn(shape, dtype=dtype)[0]):
+        eager, result = module(x), forward_line(module, x)
+        assert (result.stride(), result.dtype) == (eager.stride(), eager.dtype)
+        assert_close(result, module.double()(x.double()))
+        module.to(dtype)
+
+
+def test_a_line_is_one_call_and_profilers_see_an_operator(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = nn.Conv1d(40, 48, 3).requires_grad_(False)
+    x = torch.randn(1, 40, 90)
+    calls = []
+    original = PLANES.convolve
+    monkeypatch.setattr(PLANES, "convolve", lambda *arguments: calls.append(1) or original(*arguments))
+    expected = module.double()(x.double())
+    module.float()
+    assert_close(forward_line(module, x), expected)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        assert_close(forward_line(module, x), expected)
+    assert any(event.key.endswith("::conv2d") and "aten" not in event.key for event in profile.key_averages())
+    assert len(calls) == 2
+    y = x.clone().requires_grad_()
+    forward_line(module, y).sum().backward()
+    assert y.grad is not None and len(calls) == 2
+    assert_close(forward_line(module, x.transpose(0, 1).contiguous().transpose(0, 1)), expected)
+    for wrong in (torch.randn(1, 3, 90), torch.randn(1, 40, 2), torch.randn(40)):
+        with pytest.raises(RuntimeError) as theirs:
+            module(wrong)
+        with pytest.raises(RuntimeError) as ours:
+            forward_line(module, wrong)
+        assert str(ours.value) == str(theirs.value)

@@ -39,7 +39,7 @@ def at_once(
     dilation: Sequence[int],
     groups: int,
 ) -> Tensor | None:
-    """conv2d for calls that nothing must see and that need no gradient; None for those that `pays` is about."""
+    """conv2d or conv1d for calls that nothing must see, without a gradient; None for those that `pays` is about."""
     plan = planes.plan(input, weight, bias, stride, padding, dilation, groups)
     return None if plan is None else planes.convolve(plan, input, weight, bias)
 
@@ -70,6 +70,9 @@ def pays(input: Tensor, weight: Tensor, stride: Sequence[int], dilation: Sequenc
         return weight.numel() >= (8_192 if input.numel() > _MANY_ELEMENTS else 32_768)
     moved = input.numel() + pixels * filters
     return rows * columns > 1 and weight.numel() >= 4 * moved and pixels * weight.numel() >= 4_000_000
+
+
+takes_planes = planes.takes
 
 
 def fuses(input: Tensor, weight: Tensor, stride: Sequence[int]) -> bool:

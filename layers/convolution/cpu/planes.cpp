@@ -8,9 +8,13 @@
 
 namespace {
 
+constexpr int64_t kMostOfLine = 128 * 1024;
+
 // Whether copies of planes are fewer than patches, or nearer.
 bool is_narrow(const kh::PlaneShape& s) {
   if (s.taps() == 1 || s.stride_h > 2 || s.stride_w > 2) return false;
+  const bool is_long = s.channels() * s.width > kMostOfLine;  // a slab is a line at least
+  if (is_long && !s.is_depthwise()) return false;
   if (s.groups > 1) return s.channels() <= 64;
   return s.channels() <= 16 || (s.stride_h == 1 && s.stride_w == 1 && s.channels() * s.filters() <= 32 * 32);
 }

@@ -29,7 +29,7 @@ class Plan(NamedTuple):
     """A convolution of one shape: what the C++ gets, and the shape of the result."""
 
     numbers: ctypes.Array[ctypes.c_int64]
-    shape: tuple[int, int, int, int]
+    shape: tuple[int, ...]
 
 
 def takes(input: Tensor, weight: Tensor, stride: Sequence[int]) -> bool:
@@ -52,7 +52,7 @@ def plan(
     dilation: Sequence[int],
     groups: int,
 ) -> Plan | None:
-    """How to convolve these; None where another way is for them, or the C++ is not there."""
+    """How to convolve these, of two dimensions or one; None where another way is for them, or the C++ is not there."""
     if (
         input.dtype is not torch.float32
         or weight.dtype is not torch.float32
@@ -75,6 +75,10 @@ def _plan(
     dilation: tuple[int, ...],
     groups: int,
 ) -> Plan | None:
+    is_line = len(input) == len(weight) == 3
+    if is_line:
+        input, weight = torch.Size((*input[:2], 1, input[2])), torch.Size((*weight[:2], 1, weight[2]))
+        stride, padding, dilation = (1, *stride), (0, *padding), (1, *dilation)
     geometry = (stride, padding, dilation, groups)
     if not reference.has_regular_sizes(input, weight, bias, *geometry) or minimal.takes_sizes(
         input, weight, stride, dilation, groups
@@ -87,7 +91,7 @@ def _plan(
     filters, _, rows, columns = weight
     sizes = (batch, channels, filters, groups, height, width, rows, columns)
     numbers = (*sizes, *stride, *dilation, *padding, *shape[2:])
-    return Plan((ctypes.c_int64 * len(numbers))(*numbers), shape)
+    return Plan((ctypes.c_int64 * len(numbers))(*numbers), (*shape[:2], shape[3]) if is_line else shape)
 
 
 def convolve(plan: Plan, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

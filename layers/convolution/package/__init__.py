@@ -1,6 +1,6 @@
-"""2-d convolution for PyTorch: the plain layer, and ResNet's blocks fused for inference.
+"""Convolutions of two dimensions and one for PyTorch: the plain layers, and ResNet's blocks fused for inference.
 
-CPU: weights packed once for oneDNN, channels-last data, batch norm folded into the packed copy.
+CPU: contiguous images as they lie; channels-last ones on weights packed once for oneDNN, a batch norm folded in.
 CUDA and ROCm: an implicit matrix product in Triton, with the batch norm in its epilogue.
 """
 

@@ -1,4 +1,4 @@
-"""Conv2d, and the convolution blocks of ResNet-like models.
+"""Conv2d and Conv1d, and the convolution blocks of ResNet-like models.
 
 The blocks are fused where only numbers flow: in eval mode, where no gradient is needed, where
 nobody watches their children through hooks. Otherwise they are the composition of their children,
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from .blocks import has_written_forward, needs_gradient, runs_own_forward
 from .direct import is_for_any_size, is_transformed, is_unwatched
-from .kernels import TRAINS, at_once, fuses, pays
+from .kernels import TRAINS, at_once, fuses, pays, takes_planes
 from .operators import conv2d, conv_norm
 
 
@@ -68,6 +68,43 @@ class Conv2d(nn.Module):
                 batch = F.pad(batch, (0, right - left, 0, bottom - top))
         output = conv2d(batch, weight, bias, self.stride, padding, self.dilation, self.groups)
         return output if input.dim() == 4 else output.squeeze(0)
+
+
+class Conv1d(nn.Module):
+    """torch.nn.Conv1d: cross-correlation of (N, C, L) or (C, L) with weight (K, C / groups, S).
+
+    float32 and contiguous, without a gradient; all else runs the module's own code. Any stride, padding, dilation and
+    groups.
+    """
+
+    has_backward = True
+    can_torch_compile = True
+
+    weight: Tensor
+    bias: Tensor | None
+    stride: tuple[int]
+    padding: tuple[int] | str
+    dilation: tuple[int]
+    groups: int
+    padding_mode: str
+    _conv_forward: Callable[[Tensor, Tensor, Tensor | None], Tensor]
+
+    def forward(self, input: Tensor) -> Tensor:
+        weight, bias, padding = self.weight, self.bias, self.padding
+        if type(padding) is not tuple or self.padding_mode != "zeros":
+            return self._conv_forward(input, weight, bias)
+        if at_once is not None and is_unwatched(("CPU",), input, weight, bias):
+            result = at_once(input, weight, bias, self.stride, padding, self.dilation, self.groups)
+            return self._conv_forward(input, weight, bias) if result is None else result
+        is_batch = input.dim() == 3 and _is_ours(input, weight, bias)
+        if not is_batch or needs_gradient(input, weight, bias) or is_for_any_size(input):
+            return self._conv_forward(input, weight, bias)
+        # One line of pixels: an operator that profilers see.
+        lines, filters, stride = input.unsqueeze(2), weight.unsqueeze(2), (1, *self.stride)
+        if not takes_planes(lines, filters, stride):
+            return self._conv_forward(input, weight, bias)
+        geometry = (stride, (0, *padding), (1, *self.dilation), self.groups)
+        return conv2d(lines, filters, bias, *geometry).squeeze(2)
 
 
 class ConvNormActivation(nn.Module):

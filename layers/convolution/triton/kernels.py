@@ -32,6 +32,11 @@ def pays(input: Tensor, weight: Tensor, stride: Sequence[int], dilation: Sequenc
     return True
 
 
+def takes_planes(input: Tensor, weight: Tensor, stride: Sequence[int]) -> bool:
+    """Whether `conv2d` is worth calling for one line of pixels: cuDNN and MIOpen have convolutions of one dimension."""
+    return False
+
+
 def fuses(input: Tensor, weight: Tensor, stride: Sequence[int]) -> bool:
     """Whether `conv_norm` is worth calling: always, it saves reading and writing the data twice."""
     return True
