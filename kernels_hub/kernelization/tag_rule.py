@@ -7,7 +7,8 @@ left alone, with the reason. Nothing is written on a class: a rule holds where i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import inspect
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cached_property
@@ -18,7 +19,10 @@ from kernels_hub.kernelization.contract import (
     Contract,
     Difference,
     class_difference,
+    class_fulfils,
     function_difference,
+    function_fulfils,
+    likeness,
     original_function,
 )
 from kernels_hub.kernelization.loaded_object import find_loaded
@@ -112,8 +116,13 @@ class TagRules:
 
     def decide_class(self, cls: type) -> RuleDecision | None:
         """The decision on a class, None where no entry's pattern fits it; subclasses do not count."""
-        fitting = self._classes.fitting(cls)
-        return _first_fulfilled(fitting, lambda entry: class_difference(cls, entry.contracts))
+        forward = inspect.getattr_static(cls, "forward", None)
+        return _first_fulfilled(
+            self._classes.fitting(cls),
+            forward,
+            lambda contracts: class_fulfils(cls, contracts),
+            lambda contracts: class_difference(cls, contracts),
+        )
 
     def decide_function(self, function: Callable[..., Any]) -> RuleDecision | None:
         """The decision on a function, or on the module that HF `kernels` put in its place."""
@@ -126,7 +135,10 @@ class TagRules:
                 fitting[0].layer_name, reason="HF kernels has already given it another forward"
             )
         return _first_fulfilled(
-            fitting, lambda entry: _in_words(function_difference(original, entry.contracts))
+            fitting,
+            original,
+            lambda contracts: function_fulfils(original, contracts),
+            lambda contracts: _in_words(function_difference(original, contracts)),
         )
 
 
@@ -155,14 +167,34 @@ def _in_words(difference: Difference | None) -> Difference | None:
     return Difference(difference.nearness, f"it is not the known function of that name: {difference.reason}")
 
 
+Contracts = Sequence[Contract]
+
+
 def _first_fulfilled(
-    entries: list[TagEntry], compare: Callable[[TagEntry], Difference | None]
+    entries: list[TagEntry],
+    function: object,
+    fulfil: Callable[[Contracts], bool],
+    difference: Callable[[Contracts], Difference | None],
 ) -> RuleDecision | None:
-    nearest: tuple[TagEntry, Difference] | None = None
+    """The decision of the first entry whose contract a function fulfils, else that of the nearest.
+
+    To tell how a function differs takes much longer than to see that it does: that is asked when all entries have
+    declined, of the contracts that are most like it.
+    """
     for entry in entries:
-        difference = compare(entry)
-        if difference is None:
+        if fulfil(entry.contracts):
             return entry.decide(None)
-        if nearest is None or difference.nearness > nearest[1].nearness:
-            nearest = entry, difference
+    contracts = [(entry, one) for entry in entries for given in entry.contracts for one in given.spellings]
+    contracts.sort(key=lambda each: -likeness(function, each[1]))
+    nearest: tuple[TagEntry, Difference] | None = None
+    for entry, contract in contracts[:_COMPARED]:
+        found = difference((contract,))
+        if found is not None and (nearest is None or found.nearness > nearest[1].nearness):
+            nearest = entry, found
+    if nearest is None and entries:  # without contracts, for another reason
+        found = difference(())
+        return entries[0].decide(found) if found is not None else None
     return nearest[0].decide(nearest[1]) if nearest else None
+
+
+_COMPARED = 4

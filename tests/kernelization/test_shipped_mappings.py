@@ -24,7 +24,13 @@ from torch import nn
 
 from kernels_hub import BundledLayerRepository, Mode, explain, load_kernel_mapping, use_kernel_mapping
 from kernels_hub.kernelization.condition import Conditions
-from kernels_hub.kernelization.contract import Contract, class_difference, function_difference
+from kernels_hub.kernelization.contract import (
+    Contract,
+    class_difference,
+    class_fulfils,
+    function_difference,
+    function_fulfils,
+)
 from kernels_hub.kernelization.mapping_file import _shipped_folder, shipped_mappings
 from kernels_hub.kernelization.mapping_records import RuleDecision
 from kernels_hub.kernelization.tag_rule import PatternIndex, TagEntry, TagRules
@@ -149,7 +155,7 @@ def survey(rules: TagRules) -> Survey:
             ):
                 result.decide(rules, thing)
     conv1d = importlib.import_module("transformers.pytorch_utils").Conv1D
-    for thing in (conv1d, nn.Linear, nn.LayerNorm, nn.RMSNorm, nn.Conv2d, nn.SiLU, nn.GELU):
+    for thing in (conv1d, nn.Linear, nn.LayerNorm, nn.RMSNorm, nn.Conv2d, nn.Conv1d, nn.SiLU, nn.GELU):
         result.decide(rules, thing)
     return result
 
@@ -190,6 +196,22 @@ def test_what_deviates_is_left_alone(rules: TagRules, name: str, reason: str | N
         assert decision is not None
         assert decision.reason is not None
         assert reason in decision.reason
+
+
+def test_to_ask_quickly_is_to_compare(survey: Survey, rules: TagRules) -> None:
+    """What is ruled out by its names is what a comparison rules out."""
+    things = [find(name) for name in LEFT_ALONE] + [things[-1] for things in survey.matched.values()]
+    answers = set()
+    for thing in things:
+        for entry in rules.entries:
+            if inspect.isclass(thing):
+                quick, slow = class_fulfils(thing, entry.contracts), class_difference(thing, entry.contracts)
+            else:
+                quick = function_fulfils(thing, entry.contracts)
+                slow = function_difference(thing, entry.contracts)
+            assert quick == (slow is None), (thing, entry.layer_name, slow)
+            answers.add(quick)
+    assert answers == {True, False}
 
 
 def test_every_rule_and_every_contract_is_needed(survey: Survey, rules: TagRules) -> None:
