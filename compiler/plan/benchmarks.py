@@ -6,12 +6,12 @@ A benchmark is a function `(calls, device) -> seconds of each`; plugins register
 
 from __future__ import annotations
 
-import importlib.metadata
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from kernels_hub.compiler.engines.engine import Device
 from kernels_hub.compiler.errors import EngineError
+from kernels_hub.entry_points import entry_points
 
 GROUP = "kernels_hub.benchmarks"
 
@@ -33,7 +33,7 @@ def benchmark(name: object) -> Benchmark | None:
         return measure
     if not isinstance(name, str) or name == "default":
         return None
-    points = {point.name: point for point in importlib.metadata.entry_points(group=GROUP)}
+    points = {point.name: point for point in entry_points(GROUP)}
     if name not in points:
         return None
     try:

@@ -6,7 +6,6 @@ Support or Decline. Plugins register theirs under the entry points "kernels_hub.
 
 from __future__ import annotations
 
-import importlib.metadata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -16,6 +15,7 @@ from kernels_hub.compiler.errors import EngineError
 from kernels_hub.compiler.ir.cost import Costs
 from kernels_hub.compiler.ir.graph import Graph
 from kernels_hub.compiler.plan.partition import Partition
+from kernels_hub.entry_points import entry_points
 
 GROUP = "kernels_hub.heuristics"
 
@@ -73,7 +73,7 @@ def heuristic(name: str) -> Heuristic:
     """The heuristic of that name: "default", or a plugin's. Raises EngineError."""
     if name == "default":
         return default
-    points = {point.name: point for point in importlib.metadata.entry_points(group=GROUP)}
+    points = {point.name: point for point in entry_points(GROUP)}
     if name not in points:
         there = ", ".join(("default", "benchmark", *sorted(points)))
         raise EngineError(f"no heuristic is called {name!r}; there are {there}")

@@ -6,13 +6,13 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import keyword
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeAlias
 
+from kernels_hub.entry_points import entry_points
 from kernels_hub.errors import KernelImportError, MappingError
 
 if TYPE_CHECKING:
@@ -175,15 +175,16 @@ class LayerCompiler(Protocol):
 
 def layer_compiler(backend: str) -> LayerCompiler | None:
     """The compiler for a type of device, None where none is installed. Raises what its import raises."""
-    for entry in importlib.metadata.entry_points(group=GROUP, name=backend):
-        compiler: LayerCompiler = entry.load()
-        return compiler
+    for entry in entry_points(GROUP):
+        if entry.name == backend:
+            compiler: LayerCompiler = entry.load()
+            return compiler
     return None
 
 
 def missing_compiler(backend: str) -> str | None:
     """Why layers cannot be compiled for a type of device; None where they can. Imports nothing."""
-    entries = importlib.metadata.entry_points(group=GROUP)
+    entries = entry_points(GROUP)
     if any(entry.name == backend for entry in entries):
         return None
     there = ", ".join(sorted({entry.name for entry in entries})) or "no device: reinstall kernels-hub"

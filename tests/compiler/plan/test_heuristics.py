@@ -86,10 +86,12 @@ def test_a_heuristic_of_a_plugin(monkeypatch):
                 raise self.error
             return lambda graph, device, answers: [name for name in answers if name == "second"]
 
-    points = [Point()]
-    monkeypatch.setattr(
-        importlib.metadata, "entry_points", lambda group: points if group == heuristics.GROUP else []
-    )
+    def install(*points: Point) -> None:
+        monkeypatch.setattr(
+            importlib.metadata, "entry_points", lambda group: points if group == heuristics.GROUP else ()
+        )
+
+    install(Point())
     graph = Graph("any")
     graph.output("y", graph.input("x", (4,)).tanh())
     with only_engines(PartEngine("first"), PartEngine("second")):
@@ -98,12 +100,12 @@ def test_a_heuristic_of_a_plugin(monkeypatch):
         assert {one.engine: one.reason for one in run.candidates}[
             "first"
         ] == "takes the graph; the heuristic leaves it out"
-        points[:] = [Point(ImportError("no module"))]
+        install(Point(ImportError("no module")))
         with pytest.raises(
             EngineError, match=r"heuristic 'mine' \(module:function\) does not load: no module"
         ):
             compile(graph, "cpu", heuristic="mine")
-        points.clear()
+        install()
         with pytest.raises(EngineError, match="no heuristic is called 'mine'; there are default, benchmark"):
             compile(graph, "cpu", heuristic="mine")
     with (
