@@ -30,6 +30,7 @@ TESTS = (
     "test_attention.py::test_special_values",
     "test_clamped_experts.py::test_forward",
     "test_convolution.py::test_minimal_filtering_keeps_what_is_not_finite_in_its_tiles",
+    "test_convolution_planes.py::test_planes",
     "test_embedding.py::test_forward_and_backward",
     "test_few_rows.py::test_gated_mlp",
     "test_few_rows.py::test_linears",
@@ -47,8 +48,8 @@ TESTS = (
 """Of tests/layers: those that run a layer's C++ on small operands."""
 FUNCTIONS = {
     "activation_forward", "activation_backward", "gated_activation_forward", "gated_activation_backward",
-    "attention_forward", "attention_backward", "moe_clamped_experts", "minimal_run", "embedding_forward",
-    "embedding_backward", "few_rows_gated", "few_rows_linears", "cross_entropy", "moe_experts", "moe_route",
+    "attention_forward", "attention_backward", "moe_clamped_experts", "minimal_run", "planes_run",
+    "embedding_forward", "embedding_backward", "few_rows_gated", "few_rows_linears", "cross_entropy", "moe_experts", "moe_route",
     "norm_forward", "norm_backward", "gated_forward", "gated_backward", "rotary_rotate",
 }  # fmt: skip
 
