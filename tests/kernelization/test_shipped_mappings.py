@@ -91,6 +91,8 @@ COVERAGE = {
     "WhisperAttention": 2,
     "OptAttention": 1,
     "Wav2Vec2Attention": 8,
+    "MaxPool2d": 1,
+    "AvgPool2d": 1,
 }
 """Layer -> classes (or functions) of transformers 5.23 that are proven to compute it."""
 
@@ -155,7 +157,9 @@ def survey(rules: TagRules) -> Survey:
             ):
                 result.decide(rules, thing)
     conv1d = importlib.import_module("transformers.pytorch_utils").Conv1D
-    for thing in (conv1d, nn.Linear, nn.LayerNorm, nn.RMSNorm, nn.Conv2d, nn.Conv1d, nn.SiLU, nn.GELU):
+    norms = (nn.LayerNorm, nn.RMSNorm)
+    of_images = (nn.Conv2d, nn.Conv1d, nn.MaxPool2d, nn.AvgPool2d)
+    for thing in (conv1d, nn.Linear, *norms, *of_images, nn.SiLU, nn.GELU):
         result.decide(rules, thing)
     return result
 

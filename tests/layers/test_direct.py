@@ -26,9 +26,9 @@ from tests.tolerances import assert_close
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
 
-LINEAR, MLP, NORM, ROTARY = (
+LINEAR, MLP, NORM, POOLING, ROTARY = (
     import_kernel(source_variant(bundled_folder() / name, "cpu"))
-    for name in ("linear", "mlp", "normalization", "rotary")
+    for name in ("linear", "mlp", "normalization", "pooling", "rotary")
 )
 WIDTH = 384
 
@@ -83,6 +83,8 @@ CASES: dict[str, tuple[ModuleType, Callable[[], nn.Module], str]] = {
     "AddRMSNorm": (NORM, lambda: WithItself(LlamaRMSNorm(WIDTH), sum_and_norm), "add_rms_norm_inference"),
     "AddLayerNorm": (NORM, lambda: WithItself(nn.LayerNorm(WIDTH), sum_and_norm), "add_layer_norm_inference"),
     "RMSNormGated": (NORM, lambda: WithItself(Qwen3NextRMSNormGated(WIDTH)), "rms_norm_gated_inference"),
+    "MaxPool2d": (POOLING, lambda: nn.MaxPool2d(3, 2, 1), "max_pool2d"),
+    "AvgPool2d": (POOLING, lambda: nn.AvgPool2d(3, 2, 1), "avg_pool2d"),
     "rotary": (ROTARY, Turned, "rotate"),
 }
 

@@ -24,6 +24,8 @@ MAKE: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "Linear": (lambda: nn.Linear(256, 512), (4, 256)),
     "RMSNorm": (lambda: nn.RMSNorm(256), (4, 256)),
     "Conv2d": (lambda: nn.Conv2d(64, 128, 1), (2, 64, 8, 8)),
+    "MaxPool2d": (lambda: nn.MaxPool2d(3, 2, 1), (2, 4, 9, 9)),
+    "AvgPool2d": (lambda: nn.AvgPool2d(2), (2, 4, 9, 9)),
     "JoinedGatedMLP": (lambda: Phi3MLP(Phi3Config(hidden_size=256, intermediate_size=256)), (2, 4, 256)),
 }
 

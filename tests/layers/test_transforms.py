@@ -52,6 +52,8 @@ MAKE: dict[str, tuple[str, Callable[[], nn.Module], tuple[int, ...]]] = {
     "GELU": ("activation", nn.GELU, (2, 64, WIDTH)),
     "QuickGELU": ("activation", QuickGELUActivation, (2, 64, WIDTH)),
     "Conv2d": ("convolution", lambda: nn.Conv2d(64, 128, 3), (2, 64, 20, 20)),
+    "MaxPool2d": ("pooling", lambda: nn.MaxPool2d(3, 2, 1), (2, 32, WIDTH)),
+    "AvgPool2d": ("pooling", lambda: nn.AvgPool2d(3, 2, 1), (2, 32, WIDTH)),
     "rotary_pos_emb": ("rotary", Turned, (2, 32, WIDTH)),
 }
 TRANSFORMS: dict[str, Callable[[Function, Tensor, Tensor], Any]] = {
