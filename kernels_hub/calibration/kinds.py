@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from kernels_hub.calibration.convolution_kinds import CONVOLUTIONS
 from kernels_hub.calibration.gain_table import Shape
 from kernels_hub.calibration.kind import Arguments, Build, Kind, Layer, Read, product
-from kernels_hub.calibration.pooling import AVERAGE, MAXIMUM
+from kernels_hub.calibration.pooling_kinds import POOLINGS
 
 if TYPE_CHECKING:
     from torch import nn
@@ -380,8 +380,7 @@ KINDS: Mapping[str, Kind] = {
     "FastGELU": _activation_kind("FastGELUActivation"),
     "NewGELU": _activation_kind("NewGELUActivation"),
     "QuickGELU": _activation_kind("QuickGELUActivation"),
-    "MaxPool2d": Kind(MAXIMUM.read, MAXIMUM.build, MAXIMUM.example, _ELEMENTS, MAXIMUM.sizes, MAXIMUM.work),
-    "AvgPool2d": Kind(AVERAGE.read, AVERAGE.build, AVERAGE.example, _ELEMENTS, AVERAGE.sizes, AVERAGE.work),
+    **POOLINGS,
 }  # fmt: skip
 
 

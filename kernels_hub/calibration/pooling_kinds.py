@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
+
+from kernels_hub.calibration.kind import Kind
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
 _CHANNELS, _LEAST_PIXELS = 64, 16
+_ELEMENTS = tuple(1 << exponent for exponent in range(8, 23, 2))
 
 
 class Windows(Protocol):
@@ -20,7 +24,7 @@ class Windows(Protocol):
 
 @dataclass(frozen=True)
 class Pooling:
-    """What a kind consists of, for a class of torch.nn. forms: those that are measured."""
+    """What a kind consists of, for a class of torch.nn. forms: those that `kernels-hub calibrate` measures."""
 
     name: str
     forms: tuple[str, ...]
@@ -43,30 +47,49 @@ class Pooling:
         from torch import nn
 
         kernel, stride = self._window(form)
-        return getattr(nn, self.name)(kernel, stride, kernel // 2 if stride < kernel else 0)  # type: ignore[no-any-return]
+        return getattr(nn, self.name)(kernel, stride, _padding(kernel, stride))  # type: ignore[no-any-return]
 
     @staticmethod
     def example(_: str, __: int, ___: int, rows: int) -> list[tuple[tuple[Tensor, ...], dict[str, object]]]:
         """An image of so many elements, a power of four, in 64 channels or fewer."""
         import torch
 
-        channels = min(_CHANNELS, rows // _LEAST_PIXELS)
-        side = round((rows / channels) ** 0.5)
+        channels, side = _image(rows)
         return [((torch.randn(1, channels, side, side),), {})]
 
     def work(self, form: str, _: int, __: int, rows: int) -> float:
         """Comparisons or additions of a call."""
         kernel, stride = self._window(form)
+        if kernel > _image(rows)[1] + 2 * _padding(kernel, stride):
+            return float("inf")  # the image is smaller than the window
         return rows * kernel**2 / stride**2
 
     def _window(self, form: str) -> tuple[int, int]:
-        if form not in self.forms:
+        kernel, _, stride = form.partition("/")
+        rows, _, columns = kernel.partition("x")
+        if rows != columns or not stride.isdigit():
             raise ImportError(f"no {self.name} of the form {form!r} is measured")
-        return int(form[0]), int(form[-1])
+        return int(rows), int(stride)
 
 
-MAXIMUM = Pooling("MaxPool2d", ("3x3/2", "2x2/2", "3x3/1", "5x5/1"))
-AVERAGE = Pooling("AvgPool2d", ("2x2/2", "3x3/1", "3x3/2"))
+def _padding(kernel: int, stride: int) -> int:
+    return kernel // 2 if stride < kernel else 0
+
+
+def _image(elements: int) -> tuple[int, int]:
+    """Channels and pixels a side."""
+    channels = min(_CHANNELS, elements // _LEAST_PIXELS)
+    return channels, round((elements / channels) ** 0.5)
+
+
+def _kind(pooling: Pooling) -> Kind:
+    return Kind(pooling.read, pooling.build, pooling.example, _ELEMENTS, pooling.sizes, pooling.work)
+
+
+POOLINGS: Mapping[str, Kind] = {
+    "MaxPool2d": _kind(Pooling("MaxPool2d", ("3x3/2", "2x2/2", "3x3/1", "5x5/1"))),
+    "AvgPool2d": _kind(Pooling("AvgPool2d", ("2x2/2", "3x3/1", "3x3/2"))),
+}
 
 
 def _text(pair: int | tuple[int, int]) -> str:
