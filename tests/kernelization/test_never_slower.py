@@ -91,7 +91,8 @@ def test_a_shipped_table_decides_on_its_processor(
     _be(monkeypatch, machine)
     table = database.shipped(machine)
     assert all(each == class_of(each) and rows in rows_of(each) for each, rows, _ in table.rows())
-    assert all(0.05 < ratio < 20 for _, _, ratio in table.rows())
+    most = 100  # PyTorch's maximum over windows of planes takes one element at a time
+    assert all(0.05 < ratio < most for _, _, ratio in table.rows())
     cells = (each for each in table.cells if not is_from_memory(each))  # see test_gain_gate.py
     smallest = {each.kind: each for each in sorted(cells, key=lambda each: -each.depth * each.columns)}
     for kind, cell in smallest.items():
