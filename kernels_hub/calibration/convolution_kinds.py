@@ -127,11 +127,18 @@ def _resnet_bottleneck(form: str, depth: int, columns: int) -> nn.Module:
 
 
 def _image(form: str, depth: int, columns: int, rows: int) -> list[Arguments]:
-    """An image as the first layer of a model gets it, so that changing to channels_last is paid for."""
+    """An image as the first layer of a model gets it, so that changing to channels_last is paid for; of a depthwise
+    convolution a small one in either format, since models of pixels have those."""
     import torch
 
     side = _side(form, rows)
-    return [((torch.randn(1, _channels(form, depth, columns), side, side),), {})]
+    image = torch.randn(1, _channels(form, depth, columns), side, side)
+    if not form.endswith("depthwise") or rows > _MOST_IN_EITHER_FORMAT:
+        return [((image,), {})]
+    return [((image,), {}), ((image.contiguous(memory_format=torch.channels_last),), {})]
+
+
+_MOST_IN_EITHER_FORMAT = 1024
 
 
 def _side(form: str, rows: int) -> int:

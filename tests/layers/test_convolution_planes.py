@@ -64,12 +64,28 @@ def test_planes(name: str, bias: bool) -> None:
     assert_close(result, wide(case, x, weight, more))
 
 
+@pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.groups == case.filters])
+def test_depthwise_convolutions_of_pixels(name: str) -> None:
+    case = CASES[name]
+    x, weight, bias = case.tensors(torch.float32)
+    x = x.contiguous(memory_format=torch.channels_last)
+    for more in (bias, None):
+        plan = PLANES.plan(x, weight, more, *case.geometry)
+        is_taken = x.shape[2] * x.shape[3] <= 2048 or weight.shape[2] * weight.shape[3] >= 25
+        assert (plan is not None) == is_taken
+        result = KERNELS.conv2d(x, weight, more, *case.geometry)
+        assert result.is_contiguous(memory_format=torch.channels_last)
+        assert_close(result, wide(case, x, weight, more))
+
+
 sizes = st.integers(1, 40)
 
 
 @st.composite
 def cases(draw: st.DrawFn) -> Case:
-    groups, channels, filters = draw(st.integers(1, 20)), draw(st.integers(1, 20)), draw(st.integers(1, 20))
+    groups = draw(st.integers(1, 40))
+    is_depthwise = groups > 20
+    channels, filters = (1 if is_depthwise else draw(st.integers(1, 20)) for _ in range(2))
     kernel, dilation = [(draw(st.integers(1, 7)), draw(st.integers(1, 7))), (draw(st.integers(1, 2)), 1)]
     stride = draw(st.integers(1, 3)), draw(st.integers(1, 3))
     padding = draw(st.integers(0, 4)), draw(st.integers(0, 4))
@@ -82,15 +98,18 @@ def cases(draw: st.DrawFn) -> Case:
 
 
 @settings(max_examples=150, deadline=None)
-@given(cases())
-def test_any_sizes(case: Case) -> None:
+@given(cases(), st.booleans())
+def test_any_sizes(case: Case, of_pixels: bool) -> None:
     x, weight, bias = case.tensors(torch.float32)
+    if of_pixels:
+        x = x.contiguous(memory_format=torch.channels_last)
     result = KERNELS.conv2d(x, weight, bias, *case.geometry)
     assert_close(result, wide(case, x, weight, bias))
 
 
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=str)
 @pytest.mark.parametrize("name", CASES)
-def test_nothing_behind_the_image_is_read(name: str) -> None:
+def test_nothing_behind_the_image_is_read(name: str, layout: torch.memory_format) -> None:
     """The image ends where a page ends, and the next page may not be read."""
     case = CASES[name]
     x, weight, bias = case.tensors(torch.float32)
@@ -104,7 +123,8 @@ def test_nothing_behind_the_image_is_read(name: str) -> None:
     try:
         offset = pages * mmap.PAGESIZE - x.nbytes
         image = torch.frombuffer(memory, dtype=torch.float32, count=x.numel(), offset=offset)
-        image = image.view(x.shape).copy_(x)
+        strides = x.contiguous(memory_format=layout).stride()
+        image = image.as_strided(x.shape, strides, image.storage_offset()).copy_(x)
         result = KERNELS.conv2d(image, weight, bias, *case.geometry)
     finally:
         protect(address + pages * mmap.PAGESIZE, mmap.PAGESIZE, mmap.PROT_READ | mmap.PROT_WRITE)

@@ -1,4 +1,5 @@
-// float32 convolutions of images in planes, (n, c, h, w), as they lie: no copy of the weights, no other memory format.
+// float32 convolutions of images as they lie: no copy of the weights is kept, no other memory format made. In planes, (n,
+// c, h, w), all of them; channels_last depthwise ones.
 #include <cstdint>
 #include <cstring>
 
@@ -36,6 +37,14 @@ __attribute__((visibility("default"))) void planes_run(const int64_t* numbers, c
   } else {
     kh::by_product(s, x, weight, bias, y);
   }
+}
+
+// The same of channels_last x and y, where each channel has a group and a filter of its own.
+__attribute__((visibility("default"))) void pixels_run(const int64_t* numbers, const float* x, const float* weight,
+                                                       const float* bias, float* y) {
+  kh::PlaneShape s;
+  std::memcpy(&s, numbers, sizeof s);
+  kh::by_pixels(s, x, weight, bias, y);
 }
 
 }  // extern "C"
