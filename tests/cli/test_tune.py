@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import sys
 import textwrap
 import time
@@ -27,6 +26,7 @@ from kernels_hub.compiler.search.candidate import Measured, SearchCandidate
 from kernels_hub.compiler.search.result import SearchResult, Standing, Tried
 from tests.cli.conftest import Run
 from tests.runtime_objects import share_runtime_objects
+from tests.warm_process import StartedScript, run_script
 
 ROOT = Path(__file__).parents[2]
 
@@ -267,40 +267,33 @@ def test_without_ray(here: Path, run: Run, monkeypatch: pytest.MonkeyPatch):
     assert result.code == 1 and "pip install 'kernels-hub[distributed]'" in result.err
 
 
+COMMAND = """
+import runpy, signal
+signal.signal(signal.SIGINT, signal.default_int_handler)  # tests may run where it is ignored
+runpy.run_module("kernels_hub", run_name="__main__")
+"""
+
+
 @needs_compiler
 @pytest.mark.slow
 def test_a_search_that_is_interrupted_goes_on(here: Path, cache: Path):
     """A real one: Ctrl-C in the middle, then again; nothing that was known is built again."""
     pytest.importorskip("egglog", reason="needs egglog: pip install 'kernels-hub[search]'")
-    command = [sys.executable, "-m", "kernels_hub", "tune", "tunable:block", "--jobs", "1", "--json"]
+    command = (COMMAND, "tune", "tunable:block", "--jobs", "1", "--json", "--budget")
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "TMPDIR": str(here)}
-    first = subprocess.Popen(
-        [*command, "--budget", "1h"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=environment,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # tests may run where it is ignored
-    )
+    first = StartedScript(*command, "1h", env=environment)
     end = time.monotonic() + 120
     while sum(row.get("stage") == "built" for row in rows(cache)) < 2:
-        assert time.monotonic() < end and first.poll() is None, first.communicate()
+        assert time.monotonic() < end and Path(f"/proc/{first.pid}/cmdline").read_bytes(), first.communicate()
         time.sleep(0.05)
-    first.send_signal(signal.SIGINT)
-    out, err = first.communicate(timeout=60)
-    assert first.returncode == 130, err
-    assert "interrupted; what is known is kept, go on with: kernels-hub tune tunable:block" in err
-    (found,) = json.loads(out)["searches"]
+    os.kill(first.pid, signal.SIGINT)
+    ended = first.communicate(timeout=60)
+    assert ended.returncode == 130, ended.stderr
+    assert "interrupted; what is known is kept, go on with: kernels-hub tune tunable:block" in ended.stderr
+    (found,) = json.loads(ended.stdout)["searches"]
     assert found["interrupted"] and found["candidates"]
     known = len(rows(cache))
-    second = subprocess.run(
-        [*command, "--budget", "4s"],
-        capture_output=True,
-        text=True,
-        env=environment,
-        check=False,
-        timeout=120,
-    )
+    second = run_script(*command, "2s", env=environment, timeout=120)
     assert second.returncode == 0, second.stderr
     (again,) = json.loads(second.stdout)["searches"]
     assert again["candidates"][0]["winner"] and again["candidates"][0]["seconds"] > 0

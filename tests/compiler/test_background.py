@@ -17,6 +17,8 @@ from kernels_hub.compiler.engines import cpp
 from kernels_hub.compiler.errors import EngineError
 from kernels_hub.compiler.ir.graph import Graph
 from tests.compiler.importers.test_onnx_variants import CHOSEN, parse
+from tests.runtime_objects import share_runtime_objects
+from tests.warm_process import run_script
 
 
 def graph() -> Graph:
@@ -103,7 +105,7 @@ def test_a_profile_is_of_the_compiled_plan(held):
     assert {step.engine for step in run.profile(inputs(3), repeats=1).steps} == {"cpp"}
 
 
-@pytest.mark.parametrize("after_s", [0.0, 0.3, 1.2])
+@pytest.mark.parametrize("after_s", [0.0, pytest.param(0.3, marks=pytest.mark.exhaustive), 1.2])
 def test_a_process_that_ends_meanwhile_ends_well(after_s, tmp_path):
     code = f"""
         import time
@@ -112,12 +114,8 @@ def test_a_process_that_ends_meanwhile_ends_well(after_s, tmp_path):
         run(inputs(2))
         time.sleep({after_s})
     """
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code)],
-        env={**os.environ, "KERNELS_HUB_CACHE": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        check=False,
+    done = run_script(
+        textwrap.dedent(code), env={**os.environ, "KERNELS_HUB_CACHE": str(share_runtime_objects(tmp_path))}
     )
     assert (done.returncode, done.stderr) == (0, "")
 

@@ -27,6 +27,7 @@ from kernels_hub.files import cache_folder
 from tests.combinations import first
 from tests.compiler.importers.test_onnx_variants import CHOSEN, HALVED, parse
 from tests.runtime_objects import share_runtime_objects
+from tests.warm_process import StartedScript
 
 pytestmark = pytest.mark.skipif(find_compiler() is None, reason="needs a C++ compiler")
 
@@ -108,9 +109,9 @@ def test_two_processes_at_once(folder):
         run = compile(sys.argv[1] + "/product.onnx", "cpu")
         run(x), run.wait(), np.save(sys.argv[2], run(x))
     """
-    command = [sys.executable, "-c", textwrap.dedent(code), str(folder)]
-    both = [subprocess.Popen([*command, str(folder / f"{number}.npy")]) for number in range(2)]
-    assert [one.wait(120) for one in both] == [0, 0]
+    script = textwrap.dedent(code)
+    both = [StartedScript(script, str(folder), str(folder / f"{number}.npy")) for number in range(2)]
+    assert [one.communicate(120).returncode for one in both] == [0, 0]
     assert len(kept(folder)) == 1 and not list((folder / "cache" / "opened").rglob("*.tmp"))
     np.testing.assert_array_equal(np.load(folder / "0.npy"), np.load(folder / "1.npy"))
     np.testing.assert_allclose(np.load(folder / "0.npy"), np.tanh(example(3) @ WEIGHT), rtol=1e-5, atol=1e-5)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+from tests.warm_process import run_script
 
 CODE = """
 import sys
@@ -34,9 +33,7 @@ except compiler.CompilerError as error:
 
 
 def test_compiling_modules() -> None:
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", CODE], capture_output=True, text=True, check=False, timeout=300
-    )
+    done = run_script(CODE, timeout=300)
     assert done.returncode == 0, done.stderr
     compiled, asked = done.stdout.splitlines()
     assert compiled.startswith("False")

@@ -9,14 +9,13 @@ from __future__ import annotations
 import json
 import os
 import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch.distributed
 
 from tests.combinations import first
+from tests.warm_process import StartedScript
 
 ROOT = Path(__file__).parents[2]
 
@@ -35,8 +34,10 @@ def free_port() -> int:
 def run(scenario: str, tmp_path: Path) -> list[dict[str, object]]:
     port = str(free_port())
     processes = [
-        subprocess.Popen(
-            [sys.executable, "-m", "tests.distributed.scenarios", scenario, str(tmp_path / f"{rank}.json")],
+        StartedScript(
+            "import runpy; runpy.run_module('tests.distributed.scenarios', run_name='__main__')",
+            scenario,
+            str(tmp_path / f"{rank}.json"),
             cwd=ROOT,
             env={
                 **os.environ,
@@ -46,22 +47,18 @@ def run(scenario: str, tmp_path: Path) -> list[dict[str, object]]:
                 "MASTER_PORT": port,
                 "OMP_NUM_THREADS": "1",
             },
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
         )
         for rank in range(2)
     ]
-    outputs = [process.communicate(timeout=180)[0] for process in processes]
-    for process, output in zip(processes, outputs, strict=True):
-        assert process.returncode == 0, output
+    for done in [process.communicate(timeout=180) for process in processes]:
+        assert done.returncode == 0, done.stdout + done.stderr
     return [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)]
 
 
 @pytest.mark.parametrize(
     ("scenario", "swapped", "left_alone"),
     first(
-        3,
+        2,
         [
             ("ddp_training", True, None),
             ("fsdp2_training", True, "DTensor"),

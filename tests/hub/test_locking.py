@@ -39,6 +39,7 @@ from kernels_hub.repository.metadata import KernelDependency
 from kernels_hub.repository.versions import VersionRequest
 from tests.hub.place import Place
 from tests.hub.small_kernels import put, write_variant
+from tests.warm_process import run_script
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -335,14 +336,7 @@ def test_the_peer_loads_by_our_lock(place: Place, project: Path) -> None:
         f"kernel = kernels.get_locked_kernel({place.repo()!r}, lockfile=pathlib.Path('kernels.lock'), trust_remote_code=True)\n"
         "print(kernel.VALUE)\n"
     )
-    result = subprocess.run(
-        [sys.executable, "-c", trusted],
-        cwd=project,
-        env=place.environment(),
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    result = run_script(trusted, env=place.environment(), cwd=project, timeout=120)
     assert result.stdout == "shared\n", result.stderr
 
 
@@ -351,12 +345,5 @@ def test_the_peer_finds_offline_what_our_client_fetched(place: Place, project: P
     place.release("1.0.0", "shared")
     place.get(version=">=1")
     program = f"import kernels\nprint(kernels.get_kernel({place.repo()!r}, version=1, backend='cpu').VALUE)\n"
-    result = subprocess.run(
-        [sys.executable, "-c", program],
-        cwd=project,
-        env={**place.environment(), "HF_HUB_OFFLINE": "1"},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    result = run_script(program, env={**place.environment(), "HF_HUB_OFFLINE": "1"}, cwd=project, timeout=120)
     assert result.stdout == "shared\n", result.stderr

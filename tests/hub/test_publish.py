@@ -6,7 +6,6 @@ import json
 import random
 import shutil
 import subprocess
-import sys
 import textwrap
 from dataclasses import replace
 from pathlib import Path
@@ -40,6 +39,7 @@ from tests.hub.publisher import (
     write_source,
 )
 from tests.repository.test_git_state import commit, git
+from tests.warm_process import run_script
 
 
 @pytest.fixture
@@ -422,10 +422,7 @@ def test_two_versions_of_a_bundled_repository_in_both_clients(at: Place, tmp_pat
         publish_source(source / "activation", repo, version)
     expected = torch.nn.functional.silu(torch.ones(1)).item()
     for wanted, release in ((1, "1.1.0"), (2, "2.0.0")):
-        done = subprocess.run(
-            [sys.executable, "-c", THEIRS, repo, str(wanted)],
-            env=at.environment(), capture_output=True, text=True, timeout=120,
-        )  # fmt: skip
+        done = run_script(THEIRS, repo, str(wanted), env=at.environment(), timeout=120)  # fmt: skip
         assert done.returncode == 0, done.stderr[-3000:]
         value, theirs = json.loads(done.stdout.splitlines()[-1])
         assert theirs == release

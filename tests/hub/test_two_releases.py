@@ -16,6 +16,7 @@ import torch
 from kernels_hub.repository.bundled import bundled_folder
 from tests.combinations import first
 from tests.running_hub import RunningHub
+from tests.warm_process import run_script
 
 REPOSITORY = "releases/activation"
 ROOT = Path(__file__).resolve().parents[2]
@@ -53,7 +54,8 @@ class Published:
     def load(self, program: str, load: str, **environment: str) -> str:
         # The peer's get_locked_kernel takes the variant that torch was built for, whatever is asked.
         compare = "backend" in load or program is OURS or torch.version.cuda is None
-        result = self.run(sys.executable, "-c", program.format(load=load, compare=compare), **environment)
+        script = program.format(load=load, compare=compare)
+        result = run_script(script, cwd=self.folder, env={**self.environment, **environment}, timeout=180)
         assert result.returncode == 0, result.stderr
         return result.stdout.strip()
 

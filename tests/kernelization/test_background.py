@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from kernels_hub.kernelization.background import BACKGROUND, Job
+from tests.warm_process import run_script
 
 
 def test_a_job_that_raises_ends_nothing() -> None:
@@ -44,5 +43,5 @@ for _ in range(3):
 @pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="needs Linux's /proc")
 def test_no_thread_of_openmp_is_left_of_a_job() -> None:
     """With more of them than processors, libgomp makes the threads of every model sleep between two regions."""
-    done = subprocess.run([sys.executable, "-c", THREADS_LEFT], capture_output=True, text=True, check=True)
+    done = run_script(THREADS_LEFT)
     assert done.stdout.split("\n")[:3] == ["3 0"] * 3, done.stdout

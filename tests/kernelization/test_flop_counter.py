@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import textwrap
 from collections.abc import Callable, Iterator
 
@@ -14,6 +12,7 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from kernels_hub import Mode, kernelize, load_kernel_mapping, report, use_kernel_mapping
+from tests.warm_process import run_script
 
 TINY = {
     "hidden_size": 64,
@@ -121,7 +120,5 @@ def test_the_counter_may_be_imported_later() -> None:
             model(torch.randn(9, 16))
         print(counter.get_total_flops())
     """
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, check=True
-    )
+    done = run_script(textwrap.dedent(code))
     assert done.stdout.split() == [str(2 * 9 * 16 * 32)]

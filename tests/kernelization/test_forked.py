@@ -16,6 +16,7 @@ from threadpoolctl import threadpool_info
 
 from kernels_hub.cxx_compiler import NICENESS
 from kernels_hub.kernelization.forked import Child, DeadlineError, run_forked
+from tests.warm_process import run_script
 
 WORK = """
 import time
@@ -47,9 +48,7 @@ def test_time_in_which_the_process_is_stopped_does_not_count():
 
 
 def test_what_never_ends_is_ended():
-    found = subprocess.run(
-        [sys.executable, "-c", WORK % 1000], capture_output=True, text=True, timeout=60, check=False
-    )
+    found = run_script(WORK % 1000, timeout=60)
     assert "DeadlineError: it took more than 0.5 s" in found.stderr
 
 

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -16,6 +14,7 @@ import pytest
 from kernels_hub.calibration import database
 from kernels_hub.calibration.gain_table import GainTable
 from kernels_hub.calibration.kinds import rows_of, shapes
+from tests.warm_process import run_script
 
 PROCESS = """
 import hashlib, sys, torch
@@ -49,13 +48,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _run(path: Path, threads: int) -> str:
-    done = subprocess.run(
-        [sys.executable, "-c", PROCESS, str(threads)],
-        env={**os.environ, "KERNELS_HUB_CALIBRATION": str(path)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = run_script(PROCESS, str(threads), env={**os.environ, "KERNELS_HUB_CALIBRATION": str(path)})
     assert done.returncode == 0, done.stderr
     return done.stdout
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import copy
-import subprocess
-import sys
 
 import pytest
 import torch
+
+from tests.warm_process import run_script
 
 transformers = pytest.importorskip("transformers", reason="needs transformers")
 
@@ -158,7 +158,5 @@ def test_it_is_one_import_and_leaves_no_module():
         "assert 'kernels' not in sys.modules or sys.modules['kernels'].__file__.endswith('kernels/__init__.py')\n"
         "ours.uninstall()\nassert PreTrainedModel.set_use_kernels.__module__.startswith('transformers')\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=False
-    )
+    done = run_script(code, timeout=300)
     assert done.returncode == 0, done.stderr[-2000:]

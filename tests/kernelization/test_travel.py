@@ -7,8 +7,6 @@ import inspect
 import io
 import pickle
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -29,6 +27,7 @@ from kernels_hub import (
 )
 from tests.kernelization.conftest import DOUBLE
 from tests.kernelization.test_apply import SHIFT, Holding, Shifting, shift
+from tests.warm_process import run_script
 
 X = torch.arange(4.0)
 Make = Callable[..., Path]
@@ -113,7 +112,7 @@ def test_a_fresh_process_loads_the_kernel_again(
         "print(m(torch.arange(4.0)).tolist()); from kernels_hub import report; print(len(report(m).swapped))"
     )
     root = Path(__file__).parents[2]
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=root, check=True)
+    done = run_script(code, cwd=root)
     assert done.stdout.split("\n")[:2] == [str(EXPECTED.tolist()), "3"]
 
 
@@ -130,9 +129,7 @@ def test_a_kernel_that_is_gone_leaves_the_original_and_says_so(make_repository: 
         "from kernels_hub import report; row = [r for r in report(m) if r.layer_name][0]; print(row.swapped, row.reason)"
     )
     root = Path(__file__).parents[2]
-    lines = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, cwd=root, check=True
-    ).stdout.split("\n")
+    lines = run_script(code, cwd=root).stdout.split("\n")
     assert lines[0] == str(X.tolist())
     assert lines[1].startswith("False the kernel could not be loaded again")
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from types import ModuleType
 
 import pytest
@@ -14,8 +12,10 @@ from transformers import activations
 
 from kernels_hub.repository.bundled import bundled_folder, source_variant
 from kernels_hub.repository.load import import_kernel
+from tests.combinations import every_value
 from tests.layers.checked_operators import opcheck
 from tests.tolerances import assert_close
+from tests.warm_process import run_script
 
 functional = nn.functional
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -387,8 +387,7 @@ def test_compiled(package, case):
         assert_close(model(input), 2 * original(wide))
 
 
-@pytest.mark.parametrize("name", ("activation", "activation_mul", "activation_and_mul"))
-@pytest.mark.parametrize("shape", ((3, 38), (0, 2), (40, 6)), ids=str)
+@every_value(name=("activation", "activation_mul", "activation_and_mul"), shape=((3, 38), (0, 2), (40, 6)))
 def test_operators(package, name, shape):
     """Schemas, fake implementations, aliasing and autograd registrations hold what they say."""
     namespace = getattr(torch.ops, package.functional.operators._FORWARD.namespace)
@@ -431,14 +430,7 @@ def test_without_a_compiler_the_numbers_are_the_same(package, tmp_path):
     x = random((33, 70))
     torch.save(x, tmp_path / "x.pt")
     environment = {**os.environ, "KERNELS_HUB_CXX": "none"}
-    done = subprocess.run(
-        [sys.executable, "-c", REFERENCE_SESSION],
-        cwd=tmp_path,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    done = run_script(REFERENCE_SESSION, env=environment, cwd=tmp_path, timeout=120)
     assert done.returncode == 0, done.stderr
     assert "native CPU code of" in done.stderr  # said, not silent
     results = iter(torch.load(tmp_path / "results.pt"))

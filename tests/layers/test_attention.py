@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 import sys
 from types import ModuleType
 from typing import Any
@@ -28,6 +27,7 @@ from tests.layers.attention_cases import (
 )
 from tests.layers.checked_operators import opcheck
 from tests.tolerances import assert_close
+from tests.warm_process import run_script
 
 LARGER = [
     Case((2, 12, 12, 128, 128, 32, 32)),
@@ -245,6 +245,6 @@ def test_without_a_compiler_the_reference_serves() -> None:
         "KERNELS_HUB_CXX": "none",
         "PYTHONPATH": os.pathsep.join(p for p in sys.path if p) + os.pathsep + os.getcwd(),
     }
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+    done = run_script(code, env=environment)
     assert done.returncode == 0, done.stderr
     assert "no C++ compiler" in done.stderr

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.warm_process import run_script
+
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
 
 SCRIPT = """
@@ -39,14 +41,7 @@ def run(
     tmp_path: Path, ending: str, *, beginning: str = "", **environment: str
 ) -> subprocess.CompletedProcess[str]:
     found = {**os.environ, "KERNELS_HUB_CACHE": str(tmp_path), "KERNELS_HUB_JIT": "background", **environment}
-    return subprocess.run(
-        [sys.executable, "-c", SCRIPT.format(beginning=beginning, ending=ending)],
-        env=found,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=600,  # a build beside other work has the lowest priority
-    )
+    return run_script(SCRIPT.format(beginning=beginning, ending=ending), env=found, timeout=600)
 
 
 def slow_compiler(tmp_path: Path) -> str:
@@ -87,7 +82,9 @@ print(len(read))
 
 
 def test_a_call_waits_where_it_is_asked_to(tmp_path: Path) -> None:
-    assert run(tmp_path, "", KERNELS_HUB_JIT="wait").stdout == "first True\n"
+    (tmp_path / "go-on").touch()
+    done = run(tmp_path, "", KERNELS_HUB_JIT="wait", KERNELS_HUB_CXX=slow_compiler(tmp_path))
+    assert done.stdout == "first True\n", done.stderr
 
 
 def test_a_build_that_fails_is_told_once(tmp_path: Path) -> None:
@@ -249,7 +246,7 @@ def test_it_is_built_with_a_low_priority(tmp_path: Path) -> None:
     """In the session of the process: Linux groups tasks by session, and a priority counts within its group alone."""
     compiler = tmp_path / "told.sh"
     compiler.write_text(
-        f'#!/bin/sh\n[ $# -gt 2 ] && echo $(nice) $(ps -o sid= -p $$) > {tmp_path}/told\nexec g++ "$@"\n'
+        f'#!/bin/sh\n[ $# -gt 2 ] && echo $(nice) $(ps -o sid= -p $$) > {tmp_path}/told\nexec g++ "$@" -O1\n'
     )
     compiler.chmod(0o755)
     ending = """

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from types import ModuleType
 from typing import Any
@@ -19,6 +18,7 @@ from kernels_hub.repository.load import import_kernel
 from tests.layers.checked_operators import opcheck
 from tests.layers.clamped_experts_cases import ALPHA, LIMIT, SHAPES, Case, check_forward, exact, make, run
 from tests.tolerances import assert_close
+from tests.warm_process import run_script
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -174,13 +174,7 @@ def test_without_a_compiler_the_reference_runs() -> None:
         "check_forward(p, make(SHAPES[2], torch.float32, absent=True))\n"
         "print('same')"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "KERNELS_HUB_CXX": "none"},
-    )
+    done = run_script(code, env={**os.environ, "KERNELS_HUB_CXX": "none"})
     assert done.stdout == "same\n", done.stderr
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import subprocess
 import sys
 import types
 from collections.abc import Callable
@@ -21,6 +20,7 @@ from kernels_hub.repository.load import import_kernel
 from tests.layers.checked_operators import opcheck
 from tests.layers.linear_cases import ACTIVATIONS, FORMULAS, Doubled, random
 from tests.tolerances import assert_close
+from tests.warm_process import run_script
 
 PACKAGE: ModuleType = import_kernel(source_variant(bundled_folder() / "linear", "cpu"))
 CACHE = PACKAGE.weights.cache
@@ -357,7 +357,7 @@ print(package.weights.cache.number_of_packs(), type(module.weight).__name__, tor
 
 
 def test_without_onednn() -> None:
-    done = subprocess.run([sys.executable, "-c", WITHOUT_ONEDNN], capture_output=True, text=True, check=True)
+    done = run_script(WITHOUT_ONEDNN)
     assert done.stdout.split() == ["0", "Parameter", "True"]
 
 

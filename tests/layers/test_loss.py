@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from types import ModuleType
 from typing import Any
@@ -30,6 +29,7 @@ from tests.layers.loss_cases import (
     make,
     make_linear,
 )
+from tests.warm_process import run_script
 
 
 @pytest.fixture(scope="module")
@@ -435,8 +435,6 @@ def test_without_a_compiler_the_reference_runs() -> None:
         "print('same')"
     )
     environment = {**os.environ, "KERNELS_HUB_CXX": "none"}
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=False, env=environment
-    )
+    done = run_script(code, env=environment)
     assert done.stdout == "same\n", done.stderr
     assert "native CPU code of cpu is off" in done.stderr or "is off" in done.stderr

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from types import ModuleType
 from typing import Any
@@ -27,6 +26,7 @@ from tests.layers.moe_cases import (
     distinct_logits,
     make,
 )
+from tests.warm_process import run_script
 
 
 @pytest.fixture(scope="module")
@@ -257,9 +257,7 @@ def test_without_a_compiler_the_reference_runs() -> None:
         "print('same')"
     )
     environment = {**os.environ, "KERNELS_HUB_CXX": "none"}
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=False, env=environment
-    )
+    done = run_script(code, env=environment)
     assert done.stdout == "same\n", done.stderr
     assert "is off, its PyTorch reference runs instead" in done.stderr
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from types import ModuleType
 
@@ -18,6 +17,7 @@ from kernels_hub.repository.load import import_kernel
 from tests.layers.checked_operators import opcheck
 from tests.layers.normalization_cases import CASES, DTYPES, Float64, call, check, make, random
 from tests.tolerances import assert_close
+from tests.warm_process import run_script
 
 # The last is shared among threads; the widths end within vectors.
 SHAPES = ((10,), (3, 38), (2, 3, 130), (0, 4), (65, 1030))
@@ -339,13 +339,8 @@ torch.save(results, "results.pt")
 def test_without_a_compiler_the_numbers_are_the_same(package, tmp_path):
     x, weight = random((33, 70), torch.float32, "cpu", 0), random((70,), torch.float32, "cpu", 1)
     torch.save((x, weight), tmp_path / "x.pt")
-    done = subprocess.run(
-        [sys.executable, "-c", REFERENCE_SESSION],
-        cwd=tmp_path,
-        env={**os.environ, "KERNELS_HUB_CXX": "none"},
-        capture_output=True,
-        text=True,
-        timeout=120,
+    done = run_script(
+        REFERENCE_SESSION, env={**os.environ, "KERNELS_HUB_CXX": "none"}, cwd=tmp_path, timeout=120
     )
     assert done.returncode == 0, done.stderr
     assert "native CPU code of" in done.stderr  # said, not silent

@@ -7,7 +7,6 @@ import gc
 import io
 import os
 import pickle
-import subprocess
 import sys
 import threading
 import weakref
@@ -23,6 +22,7 @@ from torch import nn
 from kernels_hub.repository.bundled import bundled_folder, source_variant
 from kernels_hub.repository.load import import_kernel
 from tests.tolerances import assert_close
+from tests.warm_process import run_script
 
 LINEAR: ModuleType = import_kernel(source_variant(bundled_folder() / "linear", "cpu"))
 MLP: ModuleType = import_kernel(source_variant(bundled_folder() / "mlp", "cpu"))
@@ -306,8 +306,7 @@ print(cache.entry_of(weight) is not None)
 
 def test_the_guard_can_be_switched_off() -> None:
     environment = os.environ | {"KERNELS_HUB_PACKED_GUARD": "0"}
-    command = [sys.executable, "-c", WITHOUT_GUARD]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    done = run_script(WITHOUT_GUARD, env=environment)
     assert done.stdout.split() == ["True", "False"]
 
 

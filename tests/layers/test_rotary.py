@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from types import ModuleType
 
@@ -23,6 +22,7 @@ from tests.layers.rotary_cases import (
     check_forward,
     make,
 )
+from tests.warm_process import run_script
 
 
 @pytest.fixture(scope="module")
@@ -178,7 +178,7 @@ def test_without_a_compiler_the_reference_serves(package: ModuleType) -> None:
         "KERNELS_HUB_CXX": "none",
         "PYTHONPATH": os.pathsep.join(p for p in sys.path if p) + os.pathsep + os.getcwd(),
     }
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+    done = run_script(code, env=environment)
     assert done.returncode == 0, done.stderr
     assert "no C++ compiler" in done.stderr
 

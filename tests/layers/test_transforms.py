@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -19,6 +17,7 @@ from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm, app
 from kernels_hub.repository.bundled import bundled_folder, source_variant
 from kernels_hub.repository.load import import_kernel
 from tests.tolerances import assert_close
+from tests.warm_process import run_script
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
 
@@ -134,7 +133,7 @@ def test_the_first_call_may_be_traced() -> None:
             x = torch.ones(2, 8, dtype=dtype)
             assert torch.jit.trace(linear, (x,))(x).dtype is dtype
     """
-    done = subprocess.run([sys.executable, "-W", "ignore", "-c", program], capture_output=True, text=True)
+    done = run_script(program)
     assert done.returncode == 0, done.stderr
 
 

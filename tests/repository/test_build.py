@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import textwrap
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +20,7 @@ from kernels_hub.repository.load import import_kernel
 from kernels_hub.repository.local import local_variant
 from kernels_hub.repository.metadata import read_metadata
 from kernels_hub.repository.system import System
+from tests.warm_process import run_script
 
 SHARED = "../shared"
 MANIFEST = f"""
@@ -264,8 +263,7 @@ print(json.dumps(found))
 
 def _load_with_both(*repositories: Path) -> dict[str, bool | None]:
     """Layer -> whether both clients' give the same bits; None for a layer that needs a module's state."""
-    command = [sys.executable, "-c", LOAD_WITH_BOTH, *map(str, repositories)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    done = run_script(LOAD_WITH_BOTH, *map(str, repositories))
     assert done.returncode == 0, done.stderr[-4000:]
     found: dict[str, bool | None] = json.loads(done.stdout.splitlines()[-1])
     return found

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -18,6 +16,7 @@ from kernels_hub.repository.build import build_repository
 from kernels_hub.repository.card import CardInput, read_benchmarks, write_card
 from kernels_hub.repository.interface import read_interface
 from kernels_hub.repository.template import FILES, write_template
+from tests.warm_process import run_script
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -28,26 +27,31 @@ def template(tmp_path: Path) -> Path:
     return tmp_path / "my-relu"
 
 
+SCRIPT = """
+import runpy, sys
+sys.argv, program = sys.argv[1:], sys.argv[1]
+(runpy.run_path if program.endswith(".py") else runpy.run_module)(program, run_name="__main__")
+"""
+
+
 def _run(folder: Path, *command: str) -> str:
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "HF_HOME": str(folder / ".hf")}
-    done = subprocess.run(
-        [sys.executable, *command], cwd=folder, env=environment, capture_output=True, text=True, timeout=300
-    )
+    done = run_script(SCRIPT, *command, cwd=folder, env=environment)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     return done.stdout
 
 
 def test_its_own_test_passes(template: Path):
-    out = _run(template, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests")
+    out = _run(template, "pytest", "-q", "-p", "no:cacheprovider", "tests")
     assert "21 passed" in out
 
 
 def test_its_own_test_can_fail(template: Path):
     kernels = template / "cpu" / "kernels.py"
     kernels.write_text(kernels.read_text().replace("mul_(2)", "mul_(3)"))
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests", "-k", "gradients"]
+    command = ("pytest", "-q", "-p", "no:cacheprovider", "tests", "-k", "gradients")
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, cwd=template, env=environment, capture_output=True, text=True, timeout=300)
+    done = run_script(SCRIPT, *command, cwd=template, env=environment)
     assert done.returncode == 1
     assert int(done.stdout.rpartition(" failed")[0].split()[-1]) >= 9, done.stdout[-2000:]
 
@@ -76,14 +80,13 @@ def test_its_triton_kernels_under_the_interpreter(
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     kernels = template / "triton" / "kernels.py"
     kernels.write_text(kernels.read_text().replace(old, new))
-    command = [sys.executable, "-c", INTERPRETED, str(kernels)]
-    done = subprocess.run(command, cwd=template, capture_output=True, text=True, timeout=300)
+    done = run_script(INTERPRETED, str(kernels), cwd=template)
     assert (done.returncode == 0) is right, done.stderr[-3000:]
     assert right or "Tensor-likes are not close" in done.stderr
 
 
 def test_its_benchmark_makes_the_cards_tables(template: Path):
-    _run(template, "benchmark.py", "--device", "cpu", "--seconds", "0.001", "--rounds", "1")
+    _run(template, str(template / "benchmark.py"), "--device", "cpu", "--seconds", "0.001", "--rounds", "1")
     (benchmark,) = read_benchmarks(template)
     assert "torch" in benchmark.where
     assert len(benchmark.cases) == 6

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,6 +11,7 @@ from huggingface_hub import HfApi
 
 from kernels_hub.repository.build import build_repository
 from tests.running_hub import RunningHub
+from tests.warm_process import run_script
 
 pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=<...>':DeprecationWarning")
 ROOT = Path(__file__).resolve().parents[2]
@@ -45,9 +45,7 @@ def load(server: RunningHub, repo: str, home: Path) -> subprocess.CompletedProce
         "HF_HOME": str(home),
         "HF_HUB_CACHE": str(home / "hub"),
     }
-    return subprocess.run(
-        [sys.executable, "-c", PROGRAM, repo], capture_output=True, text=True, env=env, check=False
-    )
+    return run_script(PROGRAM, repo, env=env)
 
 
 def test_a_published_layer_is_loaded(server: RunningHub, ada: HfApi, built: Path, tmp_path: Path):

@@ -41,8 +41,9 @@ from kernels_hub.compiler.runtime.toolchain import find_compiler
 from tests.running_hub import RunningHub, start_hub
 from tests.runtime_objects import share_runtime_objects
 from tests.tolerances import assert_close
+from tests.warm_process import run_script
 from tests.wheel_interpreter import wheel_interpreter
-from tests.written_before.make import LARGE, LAYER, MODEL, ORGANISATION, command, run_process, unpack
+from tests.written_before.make import LARGE, LAYER, MODEL, ORGANISATION, command, unpack
 from tests.written_before.models import normed_mlp, wave
 
 HERE = Path(__file__).parent
@@ -300,7 +301,9 @@ print(kernel.layers.Scale().forward(torch.ones(1)).item())
 
 def loaded_factor(written: Written, project: Path, environment: dict[str, str]) -> float:
     """By what the locked layer multiplies, in a process of its own."""
-    return float(run_process([sys.executable, "-c", LOCKED], environment, project))
+    done = run_script(LOCKED, env=environment, cwd=project)
+    assert done.returncode == 0, done.stderr
+    return float(done.stdout)
 
 
 def project_with_lock(written: Written) -> Path:
@@ -428,9 +431,9 @@ def test_a_store_of_compiled_layers(written: Written) -> None:
     (call,) = (store / "calls").iterdir()
     entry = store / call.read_text()
     files = {path: path.read_bytes() for path in entry.rglob("*") if path.is_file()}
-    run_process(
-        [sys.executable, "-c", STORED], written.environment(KERNELS_HUB_CACHE=str(cache)), written.scratch
-    )
+    environment = written.environment(KERNELS_HUB_CACHE=str(cache))
+    done = run_script(STORED, env=environment, cwd=written.scratch)
+    assert done.returncode == 0, done.stderr
     assert {path: path.read_bytes() for path in files} == files
     module, x = normed_mlp()
     model = swapped(module, "NormedMLP", entry)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -14,6 +12,7 @@ from torch import Tensor, nn
 
 from kernels_hub.compiler.dynamo.backend import kernels_hub
 from kernels_hub.compiler.dynamo.statistics import statistics
+from tests.warm_process import run_script
 
 Compute = Callable[[Tensor], object]
 OPTIONS = {"engines": ("library", "reference"), "fallback": "error"}
@@ -126,7 +125,5 @@ print([record.backend for record in statistics.graphs], *(torch.equal(found[0], 
 
 def test_a_graph_that_falls_back_to_inductor_draws() -> None:
     """In a process of its own: inductor keeps what its modules were when they were first imported."""
-    printed = subprocess.run(
-        [sys.executable, "-c", ON_INDUCTOR], capture_output=True, text=True, check=True
-    ).stdout
+    printed = run_script(ON_INDUCTOR).stdout
     assert printed.splitlines()[-1] == "['inductor'] True True False"

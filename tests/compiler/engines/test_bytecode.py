@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -16,6 +14,7 @@ from kernels_hub.compiler.engines.bytecode import ENGINE
 from kernels_hub.compiler.engines.engine import Decline, Engine
 from kernels_hub.compiler.engines.registry import engine
 from tests.compiler.engines.executed import CPU, array, assert_agrees, graph_of
+from tests.warm_process import run_script
 from tests.wheel_interpreter import wheel_interpreter
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
@@ -176,11 +175,6 @@ def test_it_runs_where_there_is_no_compiler(tmp_path):
         **os.environ, "KERNELS_HUB_CXX": "none", "KERNELS_HUB_BYTECODE": "",
         "KERNELS_HUB_PREBUILT": str(wheel_interpreter(tmp_path)), "KERNELS_HUB_CACHE": str(tmp_path / "cache"),
     }  # fmt: skip
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", _WITHOUT_A_COMPILER],
-        env=environment,
-        capture_output=True,
-        text=True,
-    )
+    done = run_script(_WITHOUT_A_COMPILER, env=environment)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == ["['bytecode']", "['bytecode', 'library']"]

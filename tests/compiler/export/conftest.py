@@ -56,7 +56,6 @@ def mlp_dtypes(emitted_folder: Path) -> Emitted:
         dtypes=("float32", "bfloat16"),
         aot=("sm_90", "gfx942"),
         prebuilt=True,
-        interpret=True,
         benchmark=False,
         training=False,
     )

@@ -8,8 +8,6 @@ import gc
 import logging
 import os
 import pickle
-import subprocess
-import sys
 import threading
 import weakref
 from collections import OrderedDict
@@ -42,6 +40,7 @@ from kernels_hub.compiler.runtime.parts import Module
 from kernels_hub.repository.build import build_repository
 from tests.compiler.export.emitted_layers import GatedMLP, Normed, bert, gated_mlp, llama, normed, token_ids
 from tests.tolerances import assert_close
+from tests.warm_process import run_script
 
 replace_kernel_forward_from_hub(GatedMLP, "GatedMLP")
 replace_kernel_forward_from_hub(Normed, "Normed")
@@ -559,13 +558,7 @@ with torch.no_grad():
         **os.environ, "KERNELS_HUB_CXX": "none", "KERNELS_HUB_PREBUILT": "ignore",
         "PYTHONPATH": str(Path(__file__).parents[3]),
     }  # fmt: skip
-    done = subprocess.run(
-        [sys.executable, "-c", program, str(mlp.path)],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    done = run_script(program, str(mlp.path), env=environment, timeout=120)
     assert done.returncode == 0, done.stderr
     (line,) = [one for one in done.stderr.splitlines() if "kernels_hub" in one]
     assert (

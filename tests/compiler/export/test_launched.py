@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,39 +14,55 @@ from kernels_hub.compiler.export import programs
 from kernels_hub.compiler.export.emit_layer import Emitted, emit_layer
 from kernels_hub.compiler.export.triton_program import triton_program
 from tests.compiler.export.emitted_layers import gated_mlp
+from tests.warm_process import run_script
 
 ROOT = Path(__file__).resolve().parents[3]
 
 pytest.importorskip("triton", reason="needs Triton")
 
 
+@pytest.fixture(scope="module")
+def interpreted_mlp(emitted_folder: Path) -> Emitted:
+    """Two programs, which ran in the interpreter before they were written."""
+    case = gated_mlp()
+    return emit_layer(
+        (case.module, case.args, case.kwargs),
+        layer_name="GatedMLP",
+        out=emitted_folder / "GatedMLPInterpreted",
+        dynamic_shapes=case.dynamic_shapes,
+        dtypes=("float32", "bfloat16"),
+        interpret=True,
+        benchmark=False,
+        training=False,
+    )
+
+
 def test_under_the_interpreter(
-    mlp: Emitted, mlp_dtypes: Emitted, normed_layer: Emitted, bert_layer: Emitted, onnx_layer: Emitted
+    mlp: Emitted, interpreted_mlp: Emitted, normed_layer: Emitted, bert_layer: Emitted, onnx_layer: Emitted
 ):
     folders = {
-        "mlp": mlp, "dtypes": mlp_dtypes, "everything": normed_layer, "attention": bert_layer, "onnx": onnx_layer,
+        "mlp": mlp, "dtypes": interpreted_mlp, "everything": normed_layer, "attention": bert_layer, "onnx": onnx_layer,
     }  # fmt: skip
     environment = {
         **os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1",
         "PYTHONPATH": str(ROOT),
     }  # fmt: skip
     given = [f"{name}={emitted.path}" for name, emitted in folders.items()]
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.compiler.export.interpreted_layers", *given],
-        env=environment,
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=300,
+    program = (
+        "import runpy; runpy.run_module('tests.compiler.export.interpreted_layers', run_name='__main__')"
     )
+    done = run_script(program, *given, env=environment, cwd=ROOT)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.split() == list(folders)
 
 
-def test_what_the_interpreter_says_is_in_the_card(mlp_dtypes: Emitted):
-    assert [one.program for one in mlp_dtypes.interpreted] == ["kernels_float32.py", "kernels_bfloat16.py"]
-    card = (mlp_dtypes.path / "README.md").read_text()
-    for one, limit in zip(mlp_dtypes.interpreted, (1e-5, 4e-2), strict=True):
+def test_what_the_interpreter_says_is_in_the_card(interpreted_mlp: Emitted):
+    assert [one.program for one in interpreted_mlp.interpreted] == [
+        "kernels_float32.py",
+        "kernels_bfloat16.py",
+    ]
+    card = (interpreted_mlp.path / "README.md").read_text()
+    for one, limit in zip(interpreted_mlp.interpreted, (1e-5, 4e-2), strict=True):
         assert one.error is not None and one.error < limit
         assert (
             f"`{one.program}` is off from the oracle by {one.error:.1e}, for batch = 3, length = 17." in card

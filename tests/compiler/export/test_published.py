@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 from kernels_hub.compiler.export.emit_layer import Emitted
 from kernels_hub.compiler.export.native_binaries import variant_name
 from tests.running_hub import start_hub
+from tests.warm_process import run_script
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -82,22 +81,16 @@ def test_publish_and_load(mlp: Emitted, mlp_dtypes: Emitted, onnx_layer: Emitted
         }
 
         def run(*command: str | Path, **more: str) -> str:
-            done = subprocess.run(
-                [sys.executable, *map(str, command)],
-                env=environment | more,
-                capture_output=True,
-                text=True,
-                timeout=180,
-            )
+            done = run_script(*map(str, command), env=environment | more, timeout=180)
             assert done.returncode == 0, done.stderr
             return done.stdout.strip()
 
-        run("-c", PUBLISH, *(emitted.path for emitted in (mlp, mlp_dtypes, onnx_layer)))
-        assert run("-c", OURS, "compilers/gatedmlp") == "2 compilers/gatedmlp torch-cpu"
-        assert run("-c", THEIRS, "compilers/gatedmlp") == "theirs"
+        run(PUBLISH, *(emitted.path for emitted in (mlp, mlp_dtypes, onnx_layer)))
+        assert run(OURS, "compilers/gatedmlp") == "2 compilers/gatedmlp torch-cpu"
+        assert run(THEIRS, "compilers/gatedmlp") == "theirs"
         alone = {"KERNELS_HUB_CXX": "none", "KERNELS_HUB_CACHE": str(tmp_path / "compiled")}
         name = "compilers/gatedmlpdtypes"
-        assert run("-c", OURS, name, **alone) == f"2 {name} {variant_name()}"
-        assert run("-c", THEIRS, name, **alone) == "theirs"
+        assert run(OURS, name, **alone) == f"2 {name} {variant_name()}"
+        assert run(THEIRS, name, **alone) == "theirs"
         assert not (tmp_path / "compiled").exists()
-        assert run("-c", STANDALONE) == "(2, 6, 32)"
+        assert run(STANDALONE) == "(2, 6, 32)"

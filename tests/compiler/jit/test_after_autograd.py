@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.warm_process import run_script
 
 SCRIPT = """
 import torch
@@ -38,5 +38,5 @@ assert row.swapped, row.reason
 @pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
 def test_a_clamp_is_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KERNELS_CACHE", str(tmp_path))
-    done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=False)
+    done = run_script(SCRIPT)
     assert done.returncode == 0, done.stderr

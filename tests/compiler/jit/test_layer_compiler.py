@@ -34,6 +34,7 @@ from kernels_hub.kernelization.compiled_layer import CompileRequest, Refusal
 from kernels_hub.kernelization.jit_compilations import program_of
 from tests.compiler.export.emitted_layers import GatedMLP
 from tests.runtime_objects import share_runtime_objects
+from tests.warm_process import StartedScript, run_script
 
 ROOT = Path(__file__).resolve().parents[2]
 needs_compiler = pytest.mark.skipif(find_compiler() is None, reason="needs a C++ compiler")
@@ -288,28 +289,17 @@ def test_other_processes_find_it(tmp_path: Path) -> None:
     }
     environment.pop("KERNELS_HUB_CACHE", None)
     share_runtime_objects(tmp_path / "cache" / "kernels_hub")
-
-    def start() -> subprocess.Popen[str]:
-        return subprocess.Popen(
-            [sys.executable, "-c", PROCESS],
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-
-    both = [start(), start()]  # at once
-    answers = [one.communicate(timeout=300) for one in both]
-    assert [one.returncode for one in both] == [0, 0], answers
+    both = [StartedScript(PROCESS, env=environment) for _ in range(2)]  # at once
+    answers = [one.communicate() for one in both]
+    assert [one.returncode for one in answers] == [0, 0], answers
     layers = tmp_path / "cache" / "kernels_hub" / "layers"
     assert (
         len([one for one in layers.iterdir() if one.name[0] != "." and one.name not in {"calls", "refused"}])
         == 1
     )
-    third = start()
-    out, err = third.communicate(timeout=300)
-    assert third.returncode == 0, err
-    assert out.split()[0] == "found"
+    third = run_script(PROCESS, env=environment)
+    assert third.returncode == 0, third.stderr
+    assert third.stdout.split()[0] == "found"
 
 
 # -- keys -------------------------------------------------------------------------------------------

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from unittest import mock
 
 import numpy as np
@@ -22,6 +20,7 @@ from kernels_hub.compiler.runtime.toolchain import find_compiler
 from tests.compiler.hostile_names import canaries
 from tests.compiler.plan.plan_engines import FailingEngine, PartEngine, only_engines
 from tests.compiler.strategies import assert_same_outputs
+from tests.warm_process import run_script
 
 LEFT, RIGHT = PartEngine("left", lambda op: op != "exp", scratch=64), PartEngine("right")
 
@@ -69,9 +68,7 @@ def test_another_process_runs_it(tmp_path):
         "for a, b in zip(run(x), torch.load(sys.argv[1] + '/expected.pt')): assert torch.equal(a, b), (a, b)\n"
         "print(run.plan.engines)"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=False
-    )
+    done = run_script(code, str(tmp_path))
     assert done.returncode == 0 and "library" in done.stdout, done.stderr
 
 
