@@ -43,6 +43,13 @@ def every_value(**factors: Iterable[object]) -> pytest.MarkDecorator:
     return _parametrized(list(factors), lists, kept.__contains__)
 
 
+def only_these(*kept: tuple[object, ...], **factors: Iterable[object]) -> pytest.MarkDecorator:
+    """Parametrize a test by lists of values; all combinations but those that are named are `exhaustive`."""
+    lists = [list(values) for values in factors.values()]
+    places = {tuple(map(list.index, lists, row)) for row in kept}
+    return _parametrized(list(factors), lists, places.__contains__)
+
+
 def _parametrized(
     names: list[str], lists: list[list[object]], is_kept: Callable[[tuple[int, ...]], bool]
 ) -> pytest.MarkDecorator:
@@ -64,3 +71,12 @@ def first(count: int, cases: Sequence[tuple[object, ...]]) -> list[ParameterSet]
         pytest.param(*case, marks=marks[place >= count], id=getattr(case[0], "__name__", str(case[0])))
         for place, case in enumerate(cases)
     ]
+
+
+def all_but(cases: Iterable[object], *exhaustive: object) -> list[ParameterSet]:
+    """The names of a table's rows for `parametrize`; those of rows that repeat others are marked `exhaustive`."""
+    names = list(cases)
+    if unknown := [name for name in exhaustive if name not in names]:
+        raise ValueError(f"no row is called {unknown[0]!r}")
+    marks = [(), (pytest.mark.exhaustive,)]
+    return [pytest.param(name, marks=marks[name in exhaustive], id=str(name)) for name in names]

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.combinations import every_pair, every_value
+from tests.combinations import all_but, every_pair, every_value, only_these
 
 
 def cases(
@@ -44,6 +44,22 @@ def test_every_value_is_tried(lengths: list[int]):
 def test_few_of_many_combinations_are_kept():
     kept, all_of_them = cases(every_pair, range(14), "abc", "xyz")
     assert (len(kept), len(all_of_them)) == (42, 126)
+
+
+def test_all_but_those_that_are_named_are_kept():
+    rows = all_but({"a": 1, "b": 2, "c": 3}, "b")
+    assert [(row.values, row.id, bool(row.marks)) for row in rows] == [
+        (("a",), "a", False), (("b",), "b", True), (("c",), "c", False),
+    ]  # fmt: skip
+    with pytest.raises(ValueError, match="no row is called 'd'"):
+        all_but("abc", "d")
+
+
+def test_only_those_that_are_named_are_kept():
+    rows = only_these(("b", 1), ("a", 2), one="ab", other=[1, 2]).args[1]
+    assert [row.values for row in rows if not row.marks] == [("a", 2), ("b", 1)] and len(rows) == 4
+    with pytest.raises(ValueError, match="is not in list"):
+        only_these(("c", 1), one="ab", other=[1, 2])
 
 
 def test_two_lists_are_refused():

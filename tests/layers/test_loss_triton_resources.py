@@ -11,6 +11,7 @@ from kernels_hub.repository.load import import_kernel
 
 pytest.importorskip("triton", reason="needs Triton (Linux)")
 
+from tests.combinations import every_pair
 from tests.layers.triton_compile import ARCHITECTURES, compile_kernel
 
 NUMBERS = {
@@ -23,10 +24,9 @@ NUMBERS = {
 }
 
 
-@pytest.mark.parametrize("arch", ARCHITECTURES)
-@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
-@pytest.mark.parametrize(("width", "everything"), [(1000, True), (128256, False), (128256, True)])
-def test_no_spills(arch: str, dtype: str, width: int, everything: bool) -> None:
+@every_pair(arch=ARCHITECTURES, dtype=["fp32", "bf16"], of=[(1000, True), (128256, False), (128256, True)])
+def test_no_spills(arch: str, dtype: str, of: tuple[int, bool]) -> None:
+    width, everything = of
     package = import_kernel(source_variant(bundled_folder() / "loss", "cuda"))
     kernels = sys.modules[f"{package.__name__}.kernels"]
     block, warps = kernels.block_for(width)

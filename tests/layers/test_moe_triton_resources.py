@@ -13,6 +13,7 @@ from kernels_hub.repository.load import import_kernel
 
 pytest.importorskip("triton", reason="needs Triton (Linux)")
 
+from tests.combinations import every_value
 from tests.layers.triton_compile import ARCHITECTURES, compile_kernel
 
 TORCH = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -24,10 +25,9 @@ def kernels() -> ModuleType:
     return sys.modules[f"{package.__name__}.kernels"]
 
 
-@pytest.mark.parametrize("arch", ARCHITECTURES)
-@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
-@pytest.mark.parametrize(("rows", "transposed"), [(16, False), (4096, True)])
-def test_product(kernels: ModuleType, arch: str, dtype: str, rows: int, transposed: bool) -> None:
+@every_value(of=[(16, False), (4096, True)], dtype=["fp32", "bf16"], arch=ARCHITECTURES)
+def test_product(kernels: ModuleType, of: tuple[int, bool], dtype: str, arch: str) -> None:
+    rows, transposed = of
     blocks = kernels.blocks_for(rows, 8, TORCH[dtype], arch.startswith("gfx"))
     strides = {"stride_a": "i32", "stride_we": "i32", "stride_wk" if transposed else "stride_wn": "i32"}
     resources = compile_kernel(
@@ -57,9 +57,8 @@ def test_product(kernels: ModuleType, arch: str, dtype: str, rows: int, transpos
     assert resources.spills == 0, resources
 
 
-@pytest.mark.parametrize("arch", ARCHITECTURES)
-@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
-def test_outer_product(kernels: ModuleType, arch: str, dtype: str) -> None:
+@every_value(dtype=["fp32", "bf16"], arch=ARCHITECTURES)
+def test_outer_product(kernels: ModuleType, dtype: str, arch: str) -> None:
     narrow = dtype == "bf16"
     resources = compile_kernel(
         kernels.grouped_outer_kernel,

@@ -58,8 +58,7 @@ def test_norm(kernels, kind, dtype, arch):
         assert spills(kernels.norm_backward_tile, dtype, constants, arch, tile.warps) == 0, width
 
 
-@pytest.mark.parametrize("arch", ARCHITECTURES)
-@pytest.mark.parametrize("dtype", DTYPES)
+@every_value(dtype=DTYPES, arch=ARCHITECTURES)
 def test_long_rows(kernels, dtype, arch):
     for kind in ("rms_norm", "add_layer_norm"):
         constants = {**KINDS[kind], "BLOCK": kernels.LOOP_BLOCK}

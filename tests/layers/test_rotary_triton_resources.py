@@ -11,6 +11,7 @@ from kernels_hub.repository.load import import_kernel
 
 pytest.importorskip("triton", reason="needs Triton (Linux)")
 
+from tests.combinations import every_value
 from tests.layers.triton_compile import ARCHITECTURES, compile_kernel
 
 POINTERS = ("q_ptr", "k_ptr", "q_out_ptr", "k_out_ptr", "cos_ptr", "sin_ptr")
@@ -21,11 +22,11 @@ NUMBERS = (
 ).split()
 
 
-@pytest.mark.parametrize("arch", ARCHITECTURES)
-@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
-@pytest.mark.parametrize(("heads", "width"), [(2, 64), (40, 128)])
-@pytest.mark.parametrize("interleaved", [False, True])
-def test_no_spills(arch: str, dtype: str, heads: int, width: int, interleaved: bool) -> None:
+@every_value(
+    sizes=[(2, 64), (40, 128)], interleaved=[False, True], dtype=["fp32", "bf16"], arch=ARCHITECTURES
+)
+def test_no_spills(sizes: tuple[int, int], interleaved: bool, dtype: str, arch: str) -> None:
+    heads, width = sizes
     package = import_kernel(source_variant(bundled_folder() / "rotary", "cuda"))
     kernels = sys.modules[f"{package.__name__}.rotation_kernels"]
     group, half = kernels.tile(heads, width)

@@ -311,7 +311,13 @@ def together() -> Case:
 
 
 @needs_compiler
-@pytest.mark.parametrize("level", machine_isas(), ids=lambda one: one.name)
+@pytest.mark.parametrize(
+    "level",
+    [
+        pytest.param(one, id=one.name, marks=[pytest.mark.exhaustive] * (one.name == "avx2"))
+        for one in machine_isas()
+    ],
+)
 def test_it_computes_what_numpy_does(level):
     schedule, inputs, sizes, expected = together()
     got = run_schedule(schedule, inputs, sizes=sizes, level=level)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import shutil
 
 import numpy as np
@@ -18,6 +17,7 @@ from kernels_hub.compiler.runtime.toolchain import Isa, machine_isas
 from kernels_hub.compiler.schedule.expand import expanded
 from kernels_hub.compiler.schedule.inlining import unsupported
 from kernels_hub.compiler.schedule.schedule import schedule
+from tests.combinations import every_value
 from tests.compiler.codegen.cpp_runner import run_schedule, weights_of
 from tests.compiler.oracle import array, assert_same
 from tests.compiler.strategies import OTHER_SIZES, SIZES, assert_same_outputs, graphs
@@ -41,7 +41,7 @@ def check(
     assert_same_outputs({name: got[name] for name in expected}, expected, tolerance)
 
 
-@settings(max_examples=8, suppress_health_check=list(HealthCheck), deadline=None)
+@settings(max_examples=budget(4, 8), suppress_health_check=list(HealthCheck), deadline=None)
 @given(graph=graphs(max_ops=24))
 def test_generated_code_computes_what_the_oracle_does(graph):
     assume(not unsupported(expanded(graph)))
@@ -50,7 +50,7 @@ def test_generated_code_computes_what_the_oracle_does(graph):
 
 
 @pytest.mark.slow
-@settings(max_examples=budget(30, 300), suppress_health_check=list(HealthCheck), deadline=None)
+@settings(max_examples=budget(20, 300), suppress_health_check=list(HealthCheck), deadline=None)
 @given(graph=graphs(dtypes=("float32", "float64", "int32", "int64", "int8", "bool")))
 def test_generated_code_computes_what_the_oracle_does_precisely(graph):
     assume(not unsupported(expanded(graph)))
@@ -110,8 +110,7 @@ def running(dtype: str) -> Graph:
     return graph
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64", "int8", "int64"])
-@pytest.mark.parametrize("size", [0, 1, 5])
+@every_value(dtype=["float32", "bfloat16", "float64", "int8", "int64"], size=[5, 1, 0])
 def test_running_reductions(dtype, size):
     graph, x = running(dtype), array(size, 37, 5, dtype=dtype)
     if "float" in dtype and size > 3:
@@ -122,8 +121,7 @@ def test_running_reductions(dtype, size):
     assert_same_outputs({name: got[name] for name in expected}, expected, tolerance)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64", "int8", "int64", "bool"])
-@pytest.mark.parametrize("size", [0, 1, 4])
+@every_value(dtype=["float32", "bfloat16", "float64", "int8", "int64", "bool"], size=[4, 1, 0])
 def test_orders(dtype, size):
     """Of many equal elements, and of NaN; what is read where they say, in the same nest."""
     graph = Graph("orders")
@@ -184,14 +182,16 @@ def scatters(dtype: str, reduction: str) -> Graph:
     return graph
 
 
-@pytest.mark.parametrize(
-    ("dtype", "reduction"),
-    [
-        *itertools.product(["float32", "bfloat16", "float64", "int8", "int64", "uint8"], REDUCE),
-        ("bool", "none"),
-    ],
-)
+@every_value(dtype=["float32", "bfloat16", "float64", "int8", "int64", "uint8"], reduction=REDUCE)
 def test_scatters(dtype, reduction):
+    check_scatters(dtype, reduction)
+
+
+def test_scatters_of_truth_values():
+    check_scatters("bool", "none")
+
+
+def check_scatters(dtype, reduction):
     """Places that are hit several times, from the end, and in other rows only; NaN; no rows at all."""
     graph = scatters(dtype, reduction)
     made = schedule(graph)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from tests.combinations import all_but
 from tests.compiler.codegen.runtime_harness import arguments, build, needs_compiler, targets
 
 SOURCE = """
@@ -52,7 +53,7 @@ extern "C" void set_threads(int64_t count) { omp_set_num_threads(count); }
 pytestmark = needs_compiler
 
 
-@pytest.fixture(scope="module", params=targets())
+@pytest.fixture(scope="module", params=all_but(targets(), *targets()[1:-1]))
 def library(request, tmp_path_factory):
     return build(tmp_path_factory.mktemp("few_bits"), "few_bits", SOURCE, request.param)
 

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kernels_hub.compiler import Graph, compile, evaluate
+from tests.combinations import all_but
 from tests.compiler.codegen.runtime_harness import arguments, build, needs_compiler, targets
 
 pytestmark = needs_compiler
@@ -87,7 +88,7 @@ extern "C" int ending_behind(void) {  // what the others are compared with: it r
 """
 
 
-@pytest.fixture(scope="module", params=targets())
+@pytest.fixture(scope="module", params=all_but(targets(), *targets()[1:-1]))
 def library(request, tmp_path_factory):
     return build(tmp_path_factory.mktemp("few_rows"), "few_rows", SOURCE, request.param)
 

@@ -19,6 +19,7 @@ import pytest
 
 from kernels_hub.compiler.errors import CompilerError, EvaluateError
 from kernels_hub.compiler.onnx_backend import KernelsHubBackend, PreparedModel
+from tests.combinations import all_but
 
 LISTED = tomllib.loads((Path(__file__).parent / "onnx_backend_failures.toml").read_text())
 EXPECTED = {case for group in LISTED["failures"] for case in group["cases"]}
@@ -41,6 +42,12 @@ def cases(backend: type[Any] = Oracle) -> dict[str, type[unittest.TestCase]]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the generators of expected values divide by zero and overflow
         return onnx.backend.test.BackendTest(backend, __name__).test_cases
+
+
+LIGHT = (
+    "bvlc_alexnet", "densenet121", "inception_v1", "inception_v2", "resnet50", "shufflenet", "squeezenet", "vgg19",
+    "zfnet512",
+)  # fmt: skip
 
 
 def outcome(group: str, backend: type[Any] = Oracle, only: str = "") -> dict[str, str | None]:
@@ -73,14 +80,19 @@ def test_official_cases(group: str, count: int):
     assert sorted(EXPECTED & found.keys() - failed.keys()) == [], "these pass: take them off the list"
 
 
-def test_light_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize(
+    "name",
+    all_but(LIGHT, "bvlc_alexnet", "densenet121", "inception_v1", "vgg19", "zfnet512"),
+)
+def test_light_models(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("ONNX_HOME", str(tmp_path))
-    assert outcome("Real") == dict.fromkeys(
-        (
-            "test_bvlc_alexnet", "test_densenet121", "test_inception_v1", "test_inception_v2", "test_resnet50",
-            "test_shufflenet", "test_squeezenet", "test_vgg19", "test_zfnet512",
-        )
-    )  # fmt: skip
+    assert outcome("Real", only=name) == {f"test_{name}": None}
+
+
+@pytest.mark.exhaustive
+def test_there_are_no_other_light_models():
+    kind = cases(Oracle)["OnnxBackendRealModelTest"]
+    assert {name for name in dir(kind) if name.endswith("_cpu")} == {f"test_{name}_cpu" for name in LIGHT}
 
 
 def test_the_list_names_each_case_once_with_a_reason():

@@ -12,6 +12,7 @@ from onnx import TensorProto, helper, numpy_helper
 from kernels_hub.compiler import compile as compile_graph
 from kernels_hub.compiler.importers.onnx import import_onnx
 from kernels_hub.compiler.ir.evaluate import evaluate
+from tests.combinations import every_pair
 
 runtime = pytest.importorskip("onnxruntime", reason="needs onnxruntime")
 
@@ -63,6 +64,9 @@ def model(
     return helper.make_model(graph, opset_imports=opsets, ir_version=9), feeds
 
 
+GIVEN = {"x": set(), "states": {"b", "h", "c"}, "lengths": {"b", "h", "c", "lengths"}}
+
+
 def wanted(one: onnx.ModelProto, feeds: Mapping[str, np.ndarray]) -> list[np.ndarray]:
     options = runtime.SessionOptions()
     options.intra_op_num_threads = 1  # with more, each has a part of the batch, and a range of its own
@@ -75,14 +79,10 @@ def agree(found: Mapping[str, np.ndarray], expected: list[np.ndarray]) -> None:
         np.testing.assert_allclose(found[name], one, rtol=1e-5, atol=2e-6, err_msg=name)
 
 
-@pytest.mark.parametrize("direction", ["forward", "reverse", "bidirectional"])
-@pytest.mark.parametrize(("signed", "per_channel"), [(True, True), (False, False)])
-@pytest.mark.parametrize(
-    "given", [set(), {"b", "h", "c"}, {"b", "h", "c", "lengths"}], ids=["x", "states", "lengths"]
-)
-def test_states_are_rounded_as_onnx_runtime_rounds_them(direction, signed, per_channel, given):
+@every_pair(direction=["forward", "reverse", "bidirectional"], signed=[True, False], given=GIVEN)
+def test_states_are_rounded_as_onnx_runtime_rounds_them(direction, signed, given):
     for batch in (1, 6):
-        one, feeds = model(direction, batch, given, signed=signed, per_channel=per_channel)
+        one, feeds = model(direction, batch, GIVEN[given], signed=signed, per_channel=signed)
         expected, graph = wanted(one, feeds), import_onnx(one)
         assert [node.op.name for node in graph.live()].count("recurrent") == 1
         found = evaluate(graph, feeds)

@@ -15,6 +15,7 @@ from kernels_hub.compiler.importers.aten_ops.call import HANDLERS
 from kernels_hub.compiler.importers.aten_ops.complex import MIXING, PARTWISE
 from kernels_hub.compiler.importers.torch_export import import_torch
 from kernels_hub.compiler.runtime.toolchain import find_compiler
+from tests.combinations import every_value
 from tests.compiler.autodiff.gradcheck import gradients
 from tests.compiler.importers.torch_programs import Function, check_function
 
@@ -201,8 +202,10 @@ CALLED = {
 
 
 @pytest.mark.skipif(find_compiler() is None, reason="needs a C++ compiler")
-@pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128])
-@pytest.mark.parametrize("name", ["transform", "product", "parts", "views", "real", "constant", "joined"])
+@every_value(
+    name=["transform", "product", "parts", "views", "real", "constant", "joined"],
+    dtype=[torch.complex64, torch.complex128],
+)
 def test_complex_arguments_and_results_in_cpp(name: str, dtype: torch.dtype):
     """Whatever memory an argument has, however often it comes, also after others of the same shape."""
     functions = {

@@ -9,6 +9,7 @@ import pytest
 from kernels_hub.compiler import compile
 from kernels_hub.compiler.errors import DimError
 from kernels_hub.compiler.importers.onnx import import_onnx
+from tests.combinations import every_pair
 
 onnxruntime = pytest.importorskip("onnxruntime", reason="needs the package onnxruntime")
 
@@ -48,13 +49,16 @@ def test_a_size_too_small_for_the_windows_is_refused_where_onnx_runtime_refuses_
             run(x[:, :, :size])
 
 
-@pytest.mark.parametrize("op", ["MaxPool", "AveragePool"])
-@pytest.mark.parametrize(("window", "stride", "pad"), [(3, 2, 0), (4, 2, 1), (5, 3, 0), (2, 2, 0)])
-@pytest.mark.parametrize("after", ["", "GlobalAveragePool"])
+@every_pair(
+    op=["MaxPool", "AveragePool"],
+    sizes=[(3, 2, 0), (4, 2, 1), (5, 3, 0), (2, 2, 0)],
+    after=["", "GlobalAveragePool"],
+)
 def test_open_sizes_have_onnx_runtimes_answers_where_it_has_one(
-    op: str, window: int, stride: int, pad: int, after: str
+    op: str, sizes: tuple[int, int, int], after: str
 ):
     """The windows' only place is one that sees less than a window: sizes of their own, compiled as they come."""
+    window, stride, pad = sizes
     attributes = f"kernel_shape = [{window}, {window}], strides = [{stride}, {stride}], pads = {[pad] * 4}"
     made = model(op, "h, 8", attributes, after)
     session = onnxruntime.InferenceSession(made.SerializeToString(), providers=["CPUExecutionProvider"])

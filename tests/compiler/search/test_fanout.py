@@ -24,6 +24,7 @@ from kernels_hub.compiler.search.fanout import Progress, fan_out, measure_togeth
 from kernels_hub.compiler.search.journal import Journal
 from kernels_hub.compiler.search.quiet import BusyError, building, measuring
 from kernels_hub.compiler.search.workers import WorkerLostError, Workers
+from tests.combinations import all_but
 from tests.compiler.search.fake_evaluator import Fake, Heavy, candidate
 
 ROOT = Path(__file__).parents[3]
@@ -129,7 +130,7 @@ def test_a_pool_that_breaks_is_replaced(fake: Fake, journal: Journal, caplog: py
     assert "the rest runs in 2 processes of their own" in caplog.text
 
 
-@pytest.mark.parametrize("kind", ["threads", "processes", "workers"])
+@pytest.mark.parametrize("kind", all_but(["threads", "processes", "workers"], "threads"))
 def test_what_hangs_is_ended(
     kind: str, fake: Fake, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):

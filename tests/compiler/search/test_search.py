@@ -380,7 +380,7 @@ def test_what_another_engine_runs_is_searched_as_well(database):
 
 def test_real_times(database):
     """Nothing is known of them but that they are there, and that no winner is slower than the default."""
-    found = search(graph_convolution(), "cpu", budget=4, database=database, equations=())
+    found = search(graph_convolution(), "cpu", budget=2, database=database, equations=())
     ran = [row for row in found.rows if row.measured.ran]
     assert ran
     assert all(row.measured.seconds > 0 for row in ran)

@@ -15,6 +15,7 @@ from kernels_hub.compiler import Graph, parse_graph
 from kernels_hub.compiler.errors import DimError
 from kernels_hub.compiler.viewing.view import to_dot, to_html, to_svg
 from tests.compiler.viewing.graphs import encoder, tangle
+from tests.fuzz.harness import budget
 
 HOSTILE = [
     "</script><script>alert(1)</script>", "<!--<script>", "]]>&lt;b>", '"><img src=x onerror=alert(1)>', 'a\\"b\\',
@@ -144,7 +145,7 @@ def test_sizes():
 
 
 @given(st.integers(0, 10**6), st.integers(4, 90))
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=budget(5, 12), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_random_graphs(seed, nodes):
     graph = tangle(seed, nodes)
     again = parse_graph(str(graph))

@@ -21,7 +21,7 @@ from kernels_hub.compiler.importers.torch_export import import_torch
 from kernels_hub.compiler.ir import types
 from kernels_hub.compiler.rewrite.pipeline import rewrite
 from kernels_hub.compiler.schedule.schedule import schedule
-from tests.combinations import every_value
+from tests.combinations import every_value, only_these
 from tests.compiler.codegen.triton.compiled import SHARED, launches
 from tests.compiler.rewrite.models import First, Model
 from tests.layers.triton_compile import ARCHITECTURES
@@ -86,7 +86,13 @@ def check(graph: Graph, options: Options, arch: str, sizes: dict[str, int] | Non
 
 
 @pytest.mark.slow
-@every_value(name=MODELS, arch=ARCHITECTURES, dtype=[torch.float32, torch.bfloat16])
+@only_these(
+    ("resnet", "sm_100", torch.bfloat16),
+    ("llama", "gfx942", torch.float32),
+    name=MODELS,
+    arch=ARCHITECTURES,
+    dtype=[torch.float32, torch.bfloat16],
+)
 def test_every_kernel_of_a_model(name, arch, dtype, tmp_path, monkeypatch):
     monkeypatch.setenv("KERNELS_HUB_CACHE", str(tmp_path))
     assert check(graph_of(name, dtype), Options(arch=arch), arch) >= 8
@@ -115,7 +121,13 @@ def test_kernels_of_symbolic_sizes(arch, tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-@every_value(dtype=["float32", "bfloat16", "int64"], arch=ARCHITECTURES)
+@only_these(
+    ("float32", "gfx942"),
+    ("int64", "sm_100"),
+    ("bfloat16", "sm_90"),
+    dtype=["float32", "bfloat16", "int64"],
+    arch=ARCHITECTURES,
+)
 def test_running_reductions(dtype, arch, tmp_path, monkeypatch):
     monkeypatch.setenv("KERNELS_HUB_CACHE", str(tmp_path))
     graph = Graph("running")
@@ -152,7 +164,13 @@ def test_attention_of_every_width(width, dtype, arch, tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-@every_value(dtype=["float32", "bfloat16"], arch=ARCHITECTURES)
+@only_these(
+    ("float32", "sm_80"),
+    ("float32", "gfx942"),
+    ("bfloat16", "sm_90"),
+    dtype=["float32", "bfloat16"],
+    arch=ARCHITECTURES,
+)
 def test_every_tile_of_the_knobs(dtype, arch, tmp_path, monkeypatch):
     monkeypatch.setenv("KERNELS_HUB_CACHE", str(tmp_path))
     graph = Graph("tiles")
