@@ -25,7 +25,7 @@ from kernels_hub import (
 )
 from kernels_hub.compiler.jit.layer_compiler import CpuCompiler
 from kernels_hub.kernelization import jit_compilations
-from tests.combinations import first
+from tests.combinations import all_but, first
 from tests.transformers_caches import CACHE, cache_of
 
 transformers = pytest.importorskip("transformers", reason="needs the package transformers")
@@ -39,9 +39,12 @@ SIZES = {
 }  # fmt: skip
 
 
+ONE_LAYER = {"num_hidden_layers": 1}
+
+
 def llama(**more: Any) -> Any:
     torch.manual_seed(0)
-    config = transformers.LlamaConfig(**SIZES, num_key_value_heads=1, **more)
+    config = transformers.LlamaConfig(**SIZES | {"num_key_value_heads": 1} | more)
     return transformers.LlamaForCausalLM(config).eval()
 
 
@@ -134,7 +137,7 @@ def test_a_cache_is_changed_in_place():
 
 
 def test_a_cache_that_the_model_makes():
-    model, original = llama().model, llama().model
+    model, original = llama(**ONE_LAYER).model, llama(**ONE_LAYER).model
     kernelize(model, mode=Mode.INFERENCE)
     found, expected = model(ids(2, 5), use_cache=True), original(ids(2, 5), use_cache=True)
     assert [row.swapped for row in report(model).rows if row.path == ""] == [True]
@@ -153,8 +156,9 @@ def test_a_prompt_of_one_token():
     assert all(one.fallbacks == {} for one in programs(model))
 
 
+@pytest.mark.exhaustive
 def test_beams():
-    model, original = llama(), llama()
+    model, original = llama(**ONE_LAYER), llama(**ONE_LAYER)
     kernelize(model, mode=Mode.INFERENCE)
     assert generated(model, ids(2, 6), num_beams=3).equal(generated(original, ids(2, 6), num_beams=3))
 
@@ -171,19 +175,24 @@ def test_other_kinds_of_caches_run_the_original(caplog: pytest.LogCaptureFixture
 def windowed(kind: str, window: int, **more: Any) -> Any:
     cls = getattr(transformers, kind)
     torch.manual_seed(0)
-    config = cls.config_class(**SIZES, num_key_value_heads=1, head_dim=16, sliding_window=window, **more)
+    sizes = SIZES | {"num_key_value_heads": 1, "head_dim": 16, "sliding_window": window}
+    config = cls.config_class(**sizes | more)
     return cls(config).eval()
 
 
 HYBRID = {"layer_types": ["sliding_attention", "full_attention"]}
 WINDOWED = [
-    ("MistralForCausalLM", {}),
+    ("MistralForCausalLM", ONE_LAYER),
     ("Gemma3ForCausalLM", {**HYBRID, "query_pre_attn_scalar": 16}),
     ("GptOssForCausalLM", {**HYBRID, "num_local_experts": 4, "num_experts_per_tok": 2}),
     ("Gemma2ForCausalLM", {**HYBRID, "query_pre_attn_scalar": 16}),
     ("Phi3ForCausalLM", {"pad_token_id": 0}),
     ("Qwen2ForCausalLM", {"use_sliding_window": True, **HYBRID}),
 ]
+
+
+PROMPTED = [(*row, given) for row in WINDOWED for given in (False, True)]
+"""Whether the cache is given: else the model makes it."""
 
 
 @pytest.mark.exhaustive
@@ -200,7 +209,8 @@ def test_a_sliding_window_that_is_not_reached(kind: str, more: dict[str, Any]):
 
 @pytest.mark.parametrize(("kind", "more"), first(1, WINDOWED[:4]))
 @pytest.mark.parametrize(
-    "lengths", [(3, 1, 1, 1, 1, 1, 1), (9, 1, 1), (3, 5, 1), (7, 1, 1), (6, 1, 3)], ids=str
+    "lengths",
+    all_but([(3, 1, 1, 1, 1, 1, 1), (9, 1, 1), (3, 5, 1), (7, 1, 1), (6, 1, 3)], (7, 1, 1), (6, 1, 3)),
 )
 def test_a_sliding_window_forgets(kind: str, more: dict[str, Any], lengths: tuple[int, ...]):
     """At every step the cache holds what the original's holds; from where it has forgotten on, the original runs."""
@@ -222,8 +232,7 @@ def test_a_sliding_window_forgets(kind: str, more: dict[str, Any], lengths: tupl
     assert programs(model) and all(one.fallbacks == {} for one in programs(model))
 
 
-@pytest.mark.parametrize(("kind", "more"), first(2, WINDOWED))
-@pytest.mark.parametrize("given", [False, True], ids=["made", "given"])
+@pytest.mark.parametrize(("kind", "more", "given"), first(2, [*PROMPTED[1:3], PROMPTED[0], *PROMPTED[3:]]))
 def test_a_first_prompt_longer_than_the_window(kind: str, more: dict[str, Any], given: bool):
     """It is compiled, as one that the window holds is, and serves both."""
     model, original = windowed(kind, 8, **more), windowed(kind, 8, **more)
@@ -257,7 +266,8 @@ def test_a_cache_that_records_its_past_runs_the_original(caplog: pytest.LogCaptu
     assert "a cache of DynamicSlidingWindowLayer is among the arguments" in caplog.text
 
 
-@pytest.mark.parametrize(("length",), first(1, [(9,), (5,)]))
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("length", [9, 5])
 def test_a_model_that_makes_a_cache_with_a_window(length: int):
     """The cache that comes out forgets as the original's does, and goes on so."""
     models = [windowed("Gemma2ForCausalLM", 8, **HYBRID).model for _ in range(2)]

