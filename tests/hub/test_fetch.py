@@ -218,7 +218,7 @@ def test_processes_share_one_download(place: Place) -> None:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
         )
-        for _ in range(4)
+        for _ in range(3)
     ]
     for process in processes:
         out, err = process.communicate(timeout=120)

@@ -33,6 +33,7 @@ def run_any(command: str) -> str:
 run_command = test_docs.run_command
 
 
+@pytest.mark.exhaustive
 @pytest.mark.filterwarnings("ignore:Use 'content=<...>':DeprecationWarning")  # huggingface_hub's own
 def test_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)

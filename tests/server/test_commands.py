@@ -21,6 +21,7 @@ from huggingface_hub import CommitOperationAdd, HfApi
 
 from kernels_hub.cli import main
 from kernels_hub.server.hub import Hub
+from tests.combinations import all_but
 from tests.running_hub import RunningHub, start_hub
 
 COMMAND = [sys.executable, "-c", "from kernels_hub.cli import main; main()"]
@@ -59,7 +60,7 @@ def serving(root: Path, *options: str) -> Iterator[str]:
         process.stdout.close()
 
 
-@pytest.mark.parametrize("workers", ["1", "2"])
+@pytest.mark.parametrize("workers", all_but(["1", "2"], "1"))
 def test_a_server_that_is_ended_leaves_nothing_temporary(
     workers: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

@@ -19,7 +19,7 @@ import pytest
 from tests.running_hub import RunningHub, start_hub
 
 LIMITS = {
-    "header_seconds": 1.0, "idle_seconds": 2.0, "min_body_rate": 1000, "keep_alive_seconds": 1,
+    "header_seconds": 0.5, "idle_seconds": 1.0, "min_body_rate": 1000, "keep_alive_seconds": 1,
     "max_address_connections": 40, "max_bad_tokens_per_minute": 5,
 }  # fmt: skip
 PROXY = "127.0.0.9"
@@ -124,15 +124,15 @@ def test_an_address_whose_connections_are_all_at_work_is_refused(hub: RunningHub
 
 
 def test_running_out_of_descriptors_is_one_line(tmp_path: Path):
-    limits = {**LIMITS, "header_seconds": 1.5, "max_address_connections": 10_000}
+    limits = {**LIMITS, "header_seconds": 1.0, "max_address_connections": 10_000}
     with start_hub(tmp_path / "root", limits=limits) as hub, ExitStack() as stack:
         # Fewer than it was told at its start.
         resource.prlimit(hub.process.pid, resource.RLIMIT_NOFILE, (60, 60))
         for _ in range(150):
             stack.enter_context(connect(hub, b"GET /"))
-        time.sleep(1.2)
+        time.sleep(0.7)
         assert len(hub.output()) < 20_000
-        time.sleep(2.5)
+        time.sleep(1.2)
         assert httpx.get(f"{hub.endpoint}/health", timeout=10).status_code == 200
 
 

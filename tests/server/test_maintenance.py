@@ -179,7 +179,7 @@ def test_upkeep_while_three_writers_write(tmp_path: Path):
         for writer in writers:
             writer.start()
         with running.administer() as hub:
-            end = time.monotonic() + 2
+            end = time.monotonic() + 1
             while time.monotonic() < end:
                 assert check(hub) == []
                 collect_garbage(hub, prune=True)

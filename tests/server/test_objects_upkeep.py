@@ -206,7 +206,8 @@ def test_what_is_missing_is_named(tmp_path: Path):
     assert done.returncode == 1 and "pip install 'kernels-hub[s3]' brings it" in " ".join(done.stderr.split())
 
 
-@pytest.mark.parametrize("rounds", [1, pytest.param(10, marks=pytest.mark.exhaustive)])
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("rounds", [1, 10])
 def test_workers_that_are_killed_in_the_middle_of_uploads(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rounds: int
 ):

@@ -117,6 +117,7 @@ def test_a_storm_over_two_servers_the_database_and_the_store(tmp_path: Path):
     assert found["commits acknowledged"] >= 5
 
 
+@pytest.mark.exhaustive
 def test_what_a_storm_loses_is_found(servers: tuple[RunningHub, RunningHub], prefix: str):
     one, two = servers
     done = Acknowledged()
