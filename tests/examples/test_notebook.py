@@ -33,6 +33,7 @@ def executed(tmp_path_factory: pytest.TempPathFactory) -> nbformat.NotebookNode:
     return notebook
 
 
+@pytest.mark.exhaustive
 def test_every_cell_shows_what_it_ends_with_and_warns_of_nothing(executed: nbformat.NotebookNode) -> None:
     cells = [cell for cell in executed.cells if cell.cell_type == "code"]
     found = {}

@@ -16,6 +16,7 @@ import pytest
 import kernels_hub
 from kernels_hub import compiler
 from kernels_hub.compiler.runtime.toolchain import find_compiler
+from tests.combinations import all_but
 from tests.compiler.test_docs import run_page
 from tools import documentation
 
@@ -60,7 +61,9 @@ def put_back() -> Iterator[None]:
 @pytest.mark.usefixtures("put_back")
 @pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")  # torch.export's own
 @pytest.mark.skipif(find_compiler() is None, reason="needs a C++ compiler")
-@pytest.mark.parametrize("name", COMPARED)
+@pytest.mark.parametrize(
+    "name", all_but(COMPARED, "feature_table.md", "from_kyanite_and_luminal.md", "provenance.md")
+)
 def test_a_page_does_what_it_says(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("KERNELS_HUB_JIT", "off")  # nothing goes on compiling beside the tests that follow

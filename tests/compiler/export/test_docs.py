@@ -11,6 +11,7 @@ from kernels_hub.compiler.runtime.toolchain import find_compiler
 from tests.compiler.test_docs import DOCS, run_page
 
 
+@pytest.mark.exhaustive
 @pytest.mark.skipif(find_compiler() is None, reason="needs a C++ compiler")
 def test_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)

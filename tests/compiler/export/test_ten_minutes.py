@@ -28,6 +28,7 @@ def _point_at(endpoint: str, cache: Path, monkeypatch: pytest.MonkeyPatch) -> No
     client.forget()
 
 
+@pytest.mark.exhaustive
 @pytest.mark.filterwarnings("ignore:Use 'content=<...>':DeprecationWarning")  # huggingface_hub's own
 @pytest.mark.skipif(find_compiler() is None, reason="needs a C++ compiler")
 def test_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
