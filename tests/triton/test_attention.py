@@ -9,6 +9,7 @@ import torch
 
 from kernels_hub.repository.bundled import bundled_folder, source_variant
 from kernels_hub.repository.load import import_kernel
+from tests.combinations import every_value
 from tests.layers.attention_cases import CASES, EMPTY, PLAIN, Case, check_backward, check_forward, make
 
 
@@ -24,9 +25,8 @@ def test_forward_and_backward(package: ModuleType, device: str, case: Case) -> N
     check_backward(package.attention, call)
 
 
-@pytest.mark.parametrize("case", [PLAIN, CASES[3], CASES[8]], ids=str)
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_narrow_types(package: ModuleType, device: str, dtype: torch.dtype, case: Case) -> None:
+@every_value(case=[PLAIN, CASES[3], CASES[8]], dtype=[torch.bfloat16, torch.float16])
+def test_narrow_types(package: ModuleType, device: str, case: Case, dtype: torch.dtype) -> None:
     call = make(case, dtype, device)
     check_forward(package.attention, call)
     check_backward(package.attention, call)

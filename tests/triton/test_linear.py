@@ -14,6 +14,7 @@ from transformers.models.bert.modeling_bert import BertIntermediate
 
 from kernels_hub.repository.bundled import bundled_folder, source_variant
 from kernels_hub.repository.load import import_kernel
+from tests.combinations import every_value
 from tests.layers.checked_operators import opcheck
 from tests.layers.linear_cases import FORMULAS, random
 from tests.tolerances import assert_close
@@ -33,9 +34,9 @@ def operands(shape: tuple[int, ...], n: int, dtype: torch.dtype, device: str) ->
     return [tensor.to(dtype).to(device) for tensor in tensors]
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("shape, n", SHAPES)
-def test_forward(dtype: torch.dtype, shape: tuple[int, ...], n: int, device: str) -> None:
+@every_value(sizes=SHAPES, dtype=DTYPES)
+def test_forward(sizes: tuple[tuple[int, ...], int], dtype: torch.dtype, device: str) -> None:
+    shape, n = sizes
     x, weight, bias = operands(shape, n, dtype, device)
     for b in (bias, None):
         result = linear(x, weight, b)
@@ -43,9 +44,8 @@ def test_forward(dtype: torch.dtype, shape: tuple[int, ...], n: int, device: str
         assert_close(result, F.linear(x.double(), weight.double(), None if b is None else b.double()))
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("activation", FORMULAS)
-def test_activation(dtype: torch.dtype, activation: str, device: str) -> None:
+@every_value(activation=FORMULAS, dtype=DTYPES)
+def test_activation(activation: str, dtype: torch.dtype, device: str) -> None:
     x, weight, bias = operands((35, 33), 70, dtype, device)
     assert_close(
         linear(x * 3, weight, bias, activation),
@@ -64,9 +64,8 @@ def test_special_values(activation: str, device: str) -> None:
     torch.testing.assert_close(linear(x, weight, None, activation)[:, 0], expected, equal_nan=True)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("activation", FORMULAS)
-def test_backward(dtype: torch.dtype, activation: str, device: str) -> None:
+@every_value(activation=FORMULAS, dtype=DTYPES)
+def test_backward(activation: str, dtype: torch.dtype, device: str) -> None:
     ours = [t.requires_grad_() for t in operands((2, 9, 33), 35, dtype, device)]
     exact = [t.detach().double().requires_grad_() for t in ours]
     gradient = random(2, 9, 35, seed=3).to(dtype).to(device)

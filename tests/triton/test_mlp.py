@@ -15,6 +15,7 @@ from transformers.models.llama.modeling_llama import LlamaMLP
 
 from kernels_hub.repository.bundled import bundled_folder, source_variant
 from kernels_hub.repository.load import import_kernel
+from tests.combinations import every_pair, every_value
 from tests.layers.checked_operators import opcheck
 from tests.layers.linear_cases import FORMULAS, random
 from tests.tolerances import assert_close
@@ -51,19 +52,17 @@ def original(x, gate, up, down, gate_bias=None, up_bias=None, down_bias=None, ac
     )
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("shape, n", SHAPES)
-@pytest.mark.parametrize("biases", [False, True])
-def test_forward(dtype: torch.dtype, shape: tuple[int, ...], n: int, biases: bool, device: str) -> None:
+@every_pair(sizes=SHAPES, dtype=DTYPES, biases=[False, True])
+def test_forward(sizes: tuple[tuple[int, ...], int], dtype: torch.dtype, biases: bool, device: str) -> None:
+    shape, n = sizes
     tensors = operands(shape, n, dtype, device, biases)
     result = PACKAGE.gated_mlp(*tensors)
     assert result.dtype is dtype
     assert_close(result, original(*(t.double() for t in tensors)), factor=ROUNDINGS)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("activation", FORMULAS)
-def test_activations_and_backward(dtype: torch.dtype, activation: str, device: str) -> None:
+@every_value(activation=FORMULAS, dtype=DTYPES)
+def test_activations_and_backward(activation: str, dtype: torch.dtype, device: str) -> None:
     ours = [t.requires_grad_() for t in operands((2, 9, 33), 35, dtype, device, True)]
     exact = [t.detach().double().requires_grad_() for t in ours]
     result, reference = PACKAGE.gated_mlp(*ours, activation), original(*exact, activation)

@@ -9,6 +9,7 @@ import torch
 
 from kernels_hub.repository.bundled import bundled_folder, source_variant
 from kernels_hub.repository.load import import_kernel
+from tests.combinations import every_pair
 from tests.layers.rotary_cases import DTYPES, ORIGINALS, check_backward, check_forward, make
 
 SHAPES = [(2, 3, 1, 5, 6), (1, 4, 2, 1, 128), (2, 2, 1, 0, 8), (1, 3, 2, 3, 80)]
@@ -19,10 +20,7 @@ def package() -> ModuleType:
     return import_kernel(source_variant(bundled_folder() / "rotary", "cuda"))
 
 
-@pytest.mark.parametrize("name", ORIGINALS)
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("layout", ["heads first", "positions first", "strided"])
+@every_pair(name=ORIGINALS, dtype=DTYPES, shape=SHAPES, layout=["heads first", "positions first", "strided"])
 def test_forward(
     package: ModuleType, device: str, name: str, dtype: torch.dtype, shape: tuple[int, ...], layout: str
 ) -> None:
