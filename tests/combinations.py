@@ -57,8 +57,13 @@ def _parametrized(
     for places in itertools.product(*(range(len(values)) for values in lists)):
         values = [values[place] for values, place in zip(lists, places, strict=True)]
         marks = [] if is_kept(places) else [pytest.mark.exhaustive]
-        cases.append(pytest.param(*values, marks=marks, id="-".join(map(str, values))))
+        cases.append(pytest.param(*values, marks=marks, id="-".join(map(_name, values))))
     return pytest.mark.parametrize(names, cases)
+
+
+def _name(value: object) -> str:
+    """The same in every process: a function's text has its address."""
+    return str(getattr(value, "__name__", value))
 
 
 def first(count: int, cases: Sequence[tuple[object, ...]]) -> list[ParameterSet]:
@@ -68,7 +73,7 @@ def first(count: int, cases: Sequence[tuple[object, ...]]) -> list[ParameterSet]
     """
     marks = [(), (pytest.mark.exhaustive,)]
     return [
-        pytest.param(*case, marks=marks[place >= count], id=getattr(case[0], "__name__", str(case[0])))
+        pytest.param(*case, marks=marks[place >= count], id=_name(case[0]))
         for place, case in enumerate(cases)
     ]
 
@@ -79,4 +84,4 @@ def all_but(cases: Iterable[object], *exhaustive: object) -> list[ParameterSet]:
     if unknown := [name for name in exhaustive if name not in names]:
         raise ValueError(f"no row is called {unknown[0]!r}")
     marks = [(), (pytest.mark.exhaustive,)]
-    return [pytest.param(name, marks=marks[name in exhaustive], id=str(name)) for name in names]
+    return [pytest.param(name, marks=marks[name in exhaustive], id=_name(name)) for name in names]

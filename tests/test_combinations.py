@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.combinations import all_but, every_pair, every_value, only_these
+from tests.combinations import all_but, every_pair, every_value, first, only_these
 
 
 def cases(
@@ -65,3 +65,10 @@ def test_only_those_that_are_named_are_kept():
 def test_two_lists_are_refused():
     with pytest.raises(ValueError, match="two lists"):
         every_pair(a=[1, 2], b=[3, 4])
+
+
+def test_functions_are_called_by_their_names():
+    def double() -> None: ...
+
+    for rows in (every_value(of=[double], size=[1]).args[1], all_but([double]), first(1, [(double, 2)])):
+        assert [row.id.partition("-")[0] for row in rows] == ["double"]
