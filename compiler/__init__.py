@@ -71,9 +71,6 @@ _LOAD_MORE = {
     "check_onnx", "check_support", "compile", "create_plans", "emit_layer", "import_onnx", "load_executable",
 }  # fmt: skip
 
-# Loaded with a name, so that the first call need not: what opens any file and makes its first output.
-_BESIDE = {"compile": ("importers.onnx", "engines.library")}
-
 __all__ = [*sorted(_PUBLIC.keys() - _LOAD_MORE)]  # noqa: PLE0604 (made of the table)
 
 
@@ -88,8 +85,6 @@ def __getattr__(name: str) -> Any:
     if name not in _PUBLIC:
         raise AttributeError(f"module 'kernels_hub.compiler' has no attribute {name!r}")
     module = importlib.import_module(f"kernels_hub.compiler.{_PUBLIC[name]}")
-    for each in _BESIDE.get(name, ()):
-        importlib.import_module(f"kernels_hub.compiler.{each}")
     value = module if _PUBLIC[name] == name else getattr(module, name)
     globals()[name] = value
     return value
