@@ -119,6 +119,21 @@ def test_convolutions_stay_within_what_they_say(monkeypatch: pytest.MonkeyPatch)
             assert report(convolution).packed_nbytes <= share * convolution.weight.nbytes
 
 
+def test_what_keeps_no_copy_needs_no_budget(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("KERNELS_HUB_CALIBRATION", "ignore")
+    model = nn.Sequential(
+        nn.Conv2d(64, 64, 3, padding=1, groups=64), nn.Flatten(2), nn.Conv1d(64, 32, 3)
+    ).eval()
+    kernelize(model, mode=Mode.INFERENCE, copy_budget=0)
+    for shape in ((1, 64, 28, 28), (1, 64, 2, 2)):
+        image = torch.randn(shape)
+        for one in (image, image.contiguous(memory_format=torch.channels_last)):
+            with torch.inference_mode():
+                model(one)
+    assert [row.swapped for row in report(model) if "Conv" in row.class_name] == [True, True]
+    assert report(model).packed_nbytes == 0
+
+
 @pytest.mark.parametrize("budget", [-1, -0.5, float("nan"), float("inf"), "1 GiB", True])
 def test_what_is_no_budget_is_refused_and_nothing_changes(budget: float):
     model = _model()

@@ -329,6 +329,11 @@ def _computed_in(dtype: torch.dtype) -> torch.dtype:
     return torch.float32 if dtype is torch.float16 and torch.float16 not in _DTYPES else dtype
 
 
+def is_computed_as_it_is(dtype: torch.dtype) -> bool:
+    """Whether weights of a dtype are not widened."""
+    return _computed_in(dtype) is dtype
+
+
 def _is_supported(dtype: torch.dtype) -> bool:
     return dtype in _DTYPES and torch._C._get_mkldnn_enabled()
 

@@ -14,7 +14,7 @@ from torch import nn
 
 from . import layers
 from .guard import mark_strict
-from .kernels import forget
+from .kernels import forget, is_computed_as_it_is
 from .kernels import packed_nbytes as _packed_nbytes
 from .kernels import refresh as _refresh
 from .kernels import strict as _strict
@@ -38,10 +38,16 @@ def most_nbytes(module: nn.Module) -> int:
     """Bytes that the packed copies of a module's kernel take at most, for inputs of one size.
 
     oneDNN packs blocks of up to 64 x 64 channels; minimal filtering holds 16 numbers for 9; what a norm is folded
-    into is a weight of its own beside.
+    into is a weight of its own beside. Of groups without a norm, only what is widened is copied.
     """
     total = 0
     for convolution in _convolutions(module):
+        if (
+            convolution is module
+            and convolution.groups > 1
+            and is_computed_as_it_is(convolution.weight.dtype)
+        ):
+            continue
         filters, channels, rows, columns = convolution.weight.shape
         padded = math.ceil(filters / 64) * math.ceil(channels / 64) * 64 * 64 * rows * columns
         numel = filters * channels * rows * columns
