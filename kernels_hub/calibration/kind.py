@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+ELEMENTS = tuple(1 << exponent for exponent in range(8, 23, 2))
+"""The classes of rows of what has one element a row."""
 Layer: TypeAlias = Any
 """A module: its attributes are those of its kind."""
 Arguments: TypeAlias = "tuple[tuple[Tensor, ...], dict[str, Any]]"

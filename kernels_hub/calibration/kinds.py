@@ -14,14 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 from kernels_hub.calibration.convolution_kinds import CONVOLUTIONS
 from kernels_hub.calibration.gain_table import Shape
-from kernels_hub.calibration.kind import Arguments, Build, Kind, Layer, Read, product
+from kernels_hub.calibration.kind import ELEMENTS, Arguments, Build, Kind, Layer, Read, product
 from kernels_hub.calibration.pooling_kinds import POOLINGS
 
 if TYPE_CHECKING:
     from torch import nn
 
 ROWS = (1, 2, 4, 16, 64, 256, 1024)
-_ELEMENTS = tuple(1 << exponent for exponent in range(8, 23, 2))
 _WIDTHS = (64, 128, 256, 512, 1024, 2048, 4096)
 
 
@@ -339,7 +338,7 @@ def _norm_kind(build: Build) -> Kind:
 
 
 def _activation_kind(name: str) -> Kind:
-    return Kind(_read_activation, _build_activation(name), _elements, _ELEMENTS, [("", 1, 1)], _passes(50))
+    return Kind(_read_activation, _build_activation(name), _elements, ELEMENTS, [("", 1, 1)], _passes(50))
 
 
 KINDS: Mapping[str, Kind] = {

@@ -6,13 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from kernels_hub.calibration.kind import Kind
+from kernels_hub.calibration.kind import ELEMENTS, Kind
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
 _CHANNELS, _LEAST_PIXELS = 64, 16
-_ELEMENTS = tuple(1 << exponent for exponent in range(8, 23, 2))
 
 
 class Windows(Protocol):
@@ -83,7 +82,7 @@ def _image(elements: int) -> tuple[int, int]:
 
 
 def _kind(pooling: Pooling) -> Kind:
-    return Kind(pooling.read, pooling.build, pooling.example, _ELEMENTS, pooling.sizes, pooling.work)
+    return Kind(pooling.read, pooling.build, pooling.example, ELEMENTS, pooling.sizes, pooling.work)
 
 
 POOLINGS: Mapping[str, Kind] = {

@@ -28,7 +28,7 @@ _MOST_PIXELS, _MANY_TAPS = 2048, 25
 """Of channels_last images that are larger, oneDNN's kernels of fewer taps are as fast: 0.94 to 1.16 times at 3 x 3."""
 
 
-class Plan(NamedTuple):
+class Geometry(NamedTuple):
     """A convolution of one shape: what the C++ gets, and the shape of the result."""
 
     numbers: ctypes.Array[ctypes.c_int64]
@@ -55,7 +55,7 @@ def plan(
     padding: Sequence[int],
     dilation: Sequence[int],
     groups: int,
-) -> Plan | None:
+) -> Geometry | None:
     """How to convolve these, of two dimensions or one; None where another way is for them, or the C++ is not there."""
     if (
         input.dtype is not torch.float32
@@ -98,7 +98,7 @@ def _plan(
     dilation: tuple[int, ...],
     groups: int,
     layout: torch.memory_format,
-) -> Plan | None:
+) -> Geometry | None:
     is_line = len(input) == len(weight) == 3
     if is_line:
         input, weight = torch.Size((*input[:2], 1, input[2])), torch.Size((*weight[:2], 1, weight[2]))
@@ -115,19 +115,19 @@ def _plan(
     filters, _, rows, columns = weight
     sizes = (batch, channels, filters, groups, height, width, rows, columns)
     numbers = (*sizes, *stride, *dilation, *padding, *shape[2:])
-    return Plan(
+    return Geometry(
         (ctypes.c_int64 * len(numbers))(*numbers), (*shape[:2], shape[3]) if is_line else shape, layout
     )
 
 
-def convolve(plan: Plan, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """conv2d(input) + bias, laid out as the input, of arguments that the plan was made for."""
-    output = torch.empty(plan.shape, memory_format=plan.layout)
+def convolve(geometry: Geometry, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """conv2d(input) + bias, laid out as the input, of arguments that have it."""
+    output = torch.empty(geometry.shape, memory_format=geometry.layout)
     library = _library()
     assert library is not None
-    run = library.planes_run if plan.layout is torch.contiguous_format else library.pixels_run
+    run = library.planes_run if geometry.layout is torch.contiguous_format else library.pixels_run
     run(
-        plan.numbers,
+        geometry.numbers,
         input.data_ptr(),
         weight.data_ptr(),
         None if bias is None else bias.data_ptr(),

@@ -45,6 +45,7 @@ class Conv2d(nn.Module):
         weight, bias, padding = self.weight, self.bias, self.padding
         if (
             at_once is not None
+            and input.dtype is torch.float32
             and (input.is_contiguous() or self.groups > 1)
             and type(padding) is tuple
             and self.padding_mode == "zeros"
