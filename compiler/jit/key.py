@@ -27,7 +27,7 @@ from kernels_hub.compiler.importers.outer_data import names_in
 from kernels_hub.compiler.jit.signature import is_image, takes_images
 from kernels_hub.compiler.plan.compiler_stamp import compiler_stamp, digest
 from kernels_hub.compiler.runtime.facts import code_text, fact, is_filled, kind_of, looked_into, places
-from kernels_hub.kernelization.bind import COPIED
+from kernels_hub.kernelization.bind import COPIED, KernelForward
 from kernels_hub.kernelization.outcome import RECORD_ATTRIBUTE
 
 _FURNITURE = frozenset(vars(nn.Module()))
@@ -74,9 +74,13 @@ def _attributes(
 
 def _of_its_own(module: nn.Module) -> list[tuple[str, Any]]:
     """The attributes that a module has beside those of every module, and what `kernelize` leaves on it."""
-    furniture = _FURNITURE | {"forward", RECORD_ATTRIBUTE, *COPIED}
+    furniture = _FURNITURE | {RECORD_ATTRIBUTE, *COPIED}
     return sorted(
-        ((name, value) for name, value in vars(module).items() if name not in furniture),
+        (
+            (name, value)
+            for name, value in vars(module).items()
+            if name not in furniture and not isinstance(value, KernelForward)
+        ),
         key=lambda row: row[0],
     )
 

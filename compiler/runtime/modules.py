@@ -9,7 +9,7 @@ import inspect
 import textwrap
 import types
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -79,10 +79,24 @@ def check_module(module: nn.Module, modules: Sequence[Module]) -> tuple[list[nn.
             facts += (Held(holder, name, part), Held(part.__dict__, "forward", part.__dict__.get("forward")))
             if part._forward_hooks or part._forward_pre_hooks:
                 raise Misfit("hooks", f"its {name} has hooks, which the program would not run")
-            if type(part.__dict__.get("forward")).__name__ not in {"NoneType", "KernelForward"}:
+            own = part.__dict__.get("forward")
+            if type(own).__name__ not in {"NoneType", "KernelForward"} and not _is_among(
+                one.facts, part, own
+            ):
                 raise Misfit("hooks", f"its {name} has a forward of its own, which the program would not run")
     found.same.extend(map(FunctionHolds, {id(one): one for one in functions}.values()))
     return parts, found
+
+
+def _is_among(facts: Mapping[str, Any], part: nn.Module, own: object) -> bool:
+    """Whether a forward that an instance has is a method of its class (`self.forward = self.forward_features`), and the
+    program was compiled with it: the facts, which hold, say so."""
+    return (
+        "forward" in facts
+        and isinstance(own, types.MethodType)
+        and own.__self__ is part
+        and getattr(type(part), own.__name__, None) is own.__func__
+    )
 
 
 def _as_it_is(function: object) -> object:

@@ -42,6 +42,7 @@ from kernels_hub.kernelization.module_calls import Doubt, ModuleCalls
 from kernels_hub.kernelization.native_builds import wait_for_native_builds
 from kernels_hub.kernelization.outcome import RECORD_ATTRIBUTE, SwapDecision, record_of
 from kernels_hub.kernelization.settle import settle
+from kernels_hub.kernelization.validate import has_no_forward
 
 if TYPE_CHECKING:
     from types import CodeType
@@ -587,12 +588,6 @@ def wait_until_compiled(model: nn.Module, timeout: float | None = None) -> bool:
 
 @functools.lru_cache(maxsize=1024)
 def _forward_of(layer: CompiledLayer, backend: str, cls: type[nn.Module]) -> JitForward:
-    if cls.forward is _no_forward():
+    if has_no_forward(cls):
         raise LayerContractError(f"{object_name(cls)} has no forward that {layer} could be compiled of")
     return JitForward(layer, backend, cls)
-
-
-def _no_forward() -> Any:
-    from torch import nn
-
-    return nn.Module.forward

@@ -59,6 +59,7 @@ from kernels_hub.kernelization.native_builds import until_built
 from kernels_hub.kernelization.outcome import SwapDecision
 from kernels_hub.kernelization.rebind import gated_by_size, load_source
 from kernels_hub.kernelization.tag import CONDITION_ATTRIBUTE, NAME_ATTRIBUTE, find_tag
+from kernels_hub.kernelization.validate import has_no_forward
 
 if TYPE_CHECKING:
     from torch import nn
@@ -256,6 +257,11 @@ class ClassResolver:
         what = object_name(cls)
         for rule in self._rules:
             if (decision := rule.decide_class(cls)) is not None:
+                if decision.reason is None and has_no_forward(cls):
+                    reason = f"{cls.__qualname__} has no forward, its instances have their own"
+                    return (
+                        SwapDecision(decision.layer_name, reason=reason) if decision.where is None else None
+                    )
                 return _named(decision, what)
         tag = find_tag(cls)
         if tag is None:

@@ -5,10 +5,13 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kernels_hub.errors import LayerContractError
 from kernels_hub.repository.layer_flags import LAYER_FLAGS
+
+if TYPE_CHECKING:
+    from torch import nn
 
 _CLASS_FURNITURE = frozenset(
     {
@@ -62,8 +65,15 @@ def check_layer_class(layer: Any, name: str) -> None:
             f"layer {name} has members besides forward: {', '.join(added)}; "
             f"a layer may define forward and the flags {', '.join(sorted(LAYER_FLAGS))} only"
         )
-    if layer.forward is nn.Module.forward:
+    if has_no_forward(layer):
         raise LayerContractError(f"layer {name} defines no forward")
+
+
+def has_no_forward(cls: type[nn.Module]) -> bool:
+    """Whether a class leaves `forward` to its instances (`self.forward = self.forward_features`), or has none."""
+    from torch import nn
+
+    return cls.forward is nn.Module.forward
 
 
 def check_signature(layer: Forwards, target: Forwards, name: str, replaced: str) -> None:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from kernels_hub import Mode, explain, kernelize, report
+from kernels_hub import Mode, explain, kernelize, load_kernel_mapping, report, use_kernel_mapping
 from kernels_hub.kernelization import jit_compilations
 
 pytestmark = [
@@ -366,3 +366,71 @@ def test_a_state_that_a_model_keeps_goes_on_from_call_to_call(buffer: bool):
             x, start = torch.randn(2, 8), call % 4 == 0
             torch.testing.assert_close(model(x, start=start), reference(x, start=start))
             torch.testing.assert_close(model.state, reference.state)
+
+
+class Chosen(nn.Module):
+    """Its forward is one of its methods, chosen when it is made; its class has none."""
+
+    def __init__(self, doubles: bool) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+        self.forward = self.doubled if doubles else self.halved
+
+    def doubled(self, x: Tensor) -> Tensor:
+        return self.layer(x) * 2
+
+    def halved(self, x: Tensor) -> Tensor:
+        return self.layer(x) / 2
+
+
+class Chooser(nn.Module):
+    def __init__(self, doubles: bool) -> None:
+        super().__init__()
+        self.part = Chosen(doubles)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.relu(self.part(x)) + 1
+
+
+def test_parts_whose_forward_is_a_method_chosen_when_they_are_made():
+    torch.manual_seed(0)
+    references = [Chooser(doubles).eval() for doubles in (True, False)]
+    x = torch.randn(4, 8)
+    for reference in references:
+        made = kernelize(copy.deepcopy(reference), mode=Mode.INFERENCE)
+        check(made, reference, x)
+        assert rows(made)[""].swapped
+        reference.part.forward, made.part.forward = reference.part.doubled, made.part.doubled
+        check(made, reference, x)
+        reference.part.forward, made.part.forward = reference.part.halved, made.part.halved
+        check(made, reference, x)
+
+
+def test_a_forward_that_another_library_gave_a_part_runs():
+    torch.manual_seed(0)
+    reference = Chooser(True).eval()
+    called = []
+
+    def moves_weights(x: Tensor) -> Tensor:
+        called.append(x)
+        return reference.part.layer(x) * 3
+
+    made = kernelize(copy.deepcopy(reference), mode=Mode.INFERENCE)
+    reference.part.forward = made.part.forward = moves_weights
+    x = torch.randn(4, 8)
+    check(made, reference, x)
+    assert len(called) >= 2
+
+
+def test_classes_without_a_forward_keep_those_of_their_instances(tmp_path):
+    path = tmp_path / "named.toml"
+    path.write_text(
+        f'schema = 1\n[[tag]]\nlayer = "Named"\nclasses = ["{__name__}:Cho*"]\n'
+        '[[map]]\nlayer = "Named"\ndevice = "cpu"\nmodes = ["inference"]\nrepository = "compiled"\n'
+    )
+    torch.manual_seed(0)
+    reference = nn.Sequential(Chosen(False)).eval()
+    with use_kernel_mapping(load_kernel_mapping(path), inherit_mapping=False):
+        made = kernelize(copy.deepcopy(reference), mode=Mode.INFERENCE)
+    check(made, reference, torch.randn(4, 8))
+    assert rows(made)["0"].reason == "Chosen has no forward, its instances have their own"
