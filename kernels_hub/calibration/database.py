@@ -5,8 +5,8 @@ as a whole, under a lock, so that processes that measure side by side add to one
 is measured anew, and one line says so. KERNELS_HUB_CALIBRATION decides what is asked:
 
     (unset)     this machine's file, then the shipped table of its processor, or what holds on all processors that have
-                one; what was not measured on this processor is measured beside
-    off         the same, and nothing is measured unless `kernels-hub calibrate` is called
+                one; what was not measured on this processor is tried at a model's calls, and measured beside
+    off         the same, and nothing is tried or measured unless `kernels-hub calibrate` is called
     ignore      nothing: every kernel of the mapping runs, whatever it gains
     FILE.json   that file alone, as `kernels-hub calibrate --export` wrote it: the same choices everywhere
 """

@@ -113,9 +113,9 @@ def kernelize(
         logger.info("DISABLE_KERNEL_MAPPING is set: every layer keeps its original forward")
         return restore(model)
     originals = not (wait or free_weights or verify is not None)
-    resolver = ClassResolver(
-        active_mapping(), as_target(device, model), mode, fallback, keeps_originals=originals, model=model
-    )
+    tries = not (free_weights or strict_weights or verify is not None) and copy_budget is None
+    where = active_mapping(), as_target(device, model), mode, fallback
+    resolver = ClassResolver(*where, keeps_originals=originals, tries=tries, model=model)
     plan = _plan_within(budget_in_bytes(copy_budget, model), model, resolver, fallback)
     if wait:
         build_at_once()

@@ -42,6 +42,8 @@ class Verdict:
     reason: str | None
     gain: Gain | None = None
     sizes: Sizes = ()
+    unknown: tuple[Shape, int] | None = None
+    """The class of shape, and elements of the first argument a row, where nothing is known yet."""
 
 
 @dataclass
@@ -90,7 +92,8 @@ class GainGate:
         if gain is None and self._known.is_empty_by_determinism:
             return _CHOSEN_BY_TIME
         if gain is None:
-            return Verdict(f"kept: its gain is unknown on this processor ({self.machine.processor})")
+            reason = f"kept: its gain is unknown on this processor ({self.machine.processor})"
+            return Verdict(reason, unknown=(cell, width))
         if not gain.rows:
             where = "of PyTorch expected" if gain.source == OTHERS else "of PyTorch here"
             return Verdict(f"kept: {gain.ratio:.2f} {where} ({gain.source})", gain)

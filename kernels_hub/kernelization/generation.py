@@ -30,6 +30,11 @@ def is_within_generation(caller: object) -> bool:
     return False
 
 
+def is_generating() -> bool:
+    """Whether a `generate` is under way on this thread."""
+    return _outermost(sys._getframe(1)) is not None
+
+
 def others_generate() -> bool:
     """Whether another thread is within a `generate`."""
     own = threading.get_ident()

@@ -74,6 +74,12 @@ def _native_of(forward: object) -> ModuleType | None:
     return sys.modules.get(f"{package}.native")
 
 
+def has_native_code(kernel: Forward) -> bool:
+    """Whether the native code of a kernel is here, or it has none; what is not begins to be built."""
+    native = _native_of(kernel)
+    return native is None or not hasattr(native, "is_built") or native.is_built() is True
+
+
 def original_runs(forward: object) -> str | None:
     """Why a swapped forward runs PyTorch's code: its package has no native code here. None where kernels run."""
     native = _native_of(forward)

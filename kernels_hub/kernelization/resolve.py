@@ -43,9 +43,11 @@ from kernels_hub.kernelization.function_places import (
 )
 from kernels_hub.kernelization.gain_gate import (
     GainGate,
+    Sizes,
     Verdict,
     asks_for_gains,
 )
+from kernels_hub.kernelization.gain_trial import GainTrial, tried_forward, tries_gains
 from kernels_hub.kernelization.jit import AT_FIRST_CALL
 from kernels_hub.kernelization.mapping_records import (
     ActiveMapping,
@@ -121,6 +123,7 @@ class ClassResolver:
     dry: report every failure as a reason instead of raising, and do not import kernels for
         hardware that is not here (`explain`).
     keeps_originals: original forwards can run until the native code of their kernels is built.
+    tries: kernels whose gain is unknown are tried at calls.
     """
 
     def __init__(
@@ -133,6 +136,7 @@ class ClassResolver:
         dry: bool = False,
         importable: bool = True,
         keeps_originals: bool = False,
+        tries: bool = False,
         model: nn.Module | None = None,
     ) -> None:
         self._mapping = mapping
@@ -143,6 +147,7 @@ class ClassResolver:
         self._dry = dry
         self._importable = importable
         self._keeps_originals = keeps_originals
+        self._tries = tries and Mode.INFERENCE in mode and Mode.TORCH_COMPILE not in mode and tries_gains()
         self.gains = GainGate(model)
         """What is known of kernels that run only where they are faster, and what was missed."""
         self._plans: dict[type, ClassPlan] = {}
@@ -236,8 +241,10 @@ class ClassResolver:
             if known is not None:
                 return known[1]
             if verdict.reason is not None:
-                kept = replace(_kept(own, verdict.reason), gain=verdict.gain)
-                found = ClassPlan(kept, None, None, plan.checks, (), functions)
+                tried = self._tried(cls, plan, verdict, functions)
+                reason = f"{verdict.reason}; tried at its first calls" if tried else verdict.reason
+                kept = replace(_kept(own, reason), gain=verdict.gain)
+                found = ClassPlan(kept, tried, plan.loaded if tried else None, plan.checks, (), functions)
             elif verdict.gain is not None and verdict.gain.for_all_rows:
                 found = replace(plan, own=replace(own, gain=verdict.gain), decided=None)
             else:
@@ -249,6 +256,21 @@ class ClassResolver:
             return found
 
         return decided
+
+    def _tried(
+        self, cls: type[nn.Module], plan: ClassPlan, verdict: Verdict, functions: tuple[FunctionPlan, ...]
+    ) -> Forward | None:
+        """The forward of modules whose kernel is tried at their calls; None where it is not."""
+        kernel, own = plan.forward, plan.own
+        inside = plan.covers or any(function.kernel is not None for function in functions)
+        if verdict.unknown is None or not self._tries or inside or kernel is None or own is None:
+            return None
+
+        def gated(sizes: Sizes) -> Forward:
+            return gated_by_size(kernel, cls, sizes, ())  # type: ignore[arg-type]  # a class can be hashed
+
+        keeps = not self.gains.reads_memory
+        return tried_forward(GainTrial(kernel, own, *verdict.unknown, self.gains.machine, gated, keeps), cls)
 
     # -- names: which tag holds ------------------------------------------------------------------
 

@@ -56,9 +56,8 @@ def _default_mapping() -> Iterator[None]:
 
 def test_on_an_unknown_processor_the_originals_run_until_something_is_measured(asked: list[str]):
     model = kernelize(_model(), mode=Mode.INFERENCE)
-    assert all("forward" not in module.__dict__ for module in model.modules())
     assert {row.reason for row in report(model).kept} == {
-        "kept: its gain is unknown on this processor (unheard-of)"
+        "kept: its gain is unknown on this processor (unheard-of); tried at its first calls"
     }
     assert set(asked) == {"Linear", "GELU", "TorchRMSNorm", "Conv2d 3x3/1"}
 
