@@ -12,7 +12,6 @@ import gc
 import logging
 import os
 import threading
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
@@ -32,7 +31,7 @@ from kernels_hub.kernelization.bind import (
     unbind_forward,
     weights_protocol,
 )
-from kernels_hub.kernelization.copy_budget import budget_in_bytes, over_budget
+from kernels_hub.kernelization.copy_budget import budget_in_bytes, over_budget, with_uncopied
 from kernels_hub.kernelization.device import Device, as_target, is_here
 from kernels_hub.kernelization.fallback import KernelizeFallback, as_fallback
 from kernels_hub.kernelization.function_places import held_out_of_reach
@@ -45,7 +44,7 @@ from kernels_hub.kernelization.outcome import RECORD_ATTRIBUTE, ModuleRecord, Sw
 from kernels_hub.kernelization.report import Report, Row, row_of, told_of_parts, untagged_row
 from kernels_hub.kernelization.resolve import ClassPlan, ClassResolver, FunctionPlan, overlay_forward
 from kernels_hub.kernelization.settle import CHANGING
-from kernels_hub.kernelization.steps import NOTHING, Group, Plan, Step
+from kernels_hub.kernelization.steps import NOTHING, Group, Plan, Step, log_plan
 from kernels_hub.kernelization.strict_weights import as_strict
 from kernels_hub.kernelization.tag_rule import on_levels
 from kernels_hub.kernelization.verify import verify_steps
@@ -127,7 +126,7 @@ def kernelize(
         plan = as_strict(plan, fallback)
     with CHANGING:
         _apply(plan, prepare=Mode.INFERENCE in mode, free=free_weights)
-    _log(plan)
+    log_plan(plan, logger)
     if resolver.gains.unknown:
         measure_beside(resolver.gains.unknown, resolver.gains.machine)
     return model
@@ -225,10 +224,12 @@ def _plan_within(
     reasons: dict[int, str] = {}
     while True:
         plan = _plan(model, resolver, reasons)
-        refused = {} if budget is None else over_budget(plan, budget, fallback)
-        if not refused:
+        if budget is None:
             return plan
-        reasons.update(refused)
+        over = over_budget(plan, budget, fallback)
+        if not over.kept:
+            return with_uncopied(plan, over.uncopied)
+        reasons.update(over.kept)
 
 
 def _plan(model: nn.Module, resolver: ClassResolver, kept: Mapping[int, str] = MappingProxyType({})) -> Plan:
@@ -536,7 +537,10 @@ def _prepare_weights(plan: Plan, *, prepare: bool, free: bool) -> None:
         for module in modules:
             if _ANY_STRICT.is_set() and hasattr(weights, "strict"):
                 weights.strict(module, record.strict)
-            if prepare and not few:
+            copies = record.own is None or record.own.copies
+            if hasattr(weights, "keep_copies"):
+                weights.keep_copies(module, copies)
+            if prepare and copies and not few:
                 weights.prepare(module)
             (weights.free_originals if prepare and free else weights.restore_originals)(module)
 
@@ -575,25 +579,3 @@ def _unbind(module: nn.Module) -> None:
             if type(bound) is KernelFunction:
                 state[name] = bound.original
     state.pop(RECORD_ATTRIBUTE, None)
-
-
-def _log(plan: Plan) -> None:
-    """One INFO line a layer name, however many modules it serves."""
-    used: Counter[SwapDecision] = Counter()
-    for record, count in (
-        *((group.record, len(group.modules)) for group in plan.groups.values()),
-        *((step.record, 1) for step in plan.steps),
-    ):
-        for outcome in (record.own, *(outcome for _, outcome in (*record.functions, *record.attributes))):
-            if outcome is not None and outcome.swapped:
-                used[outcome] += count
-    for outcome, count in sorted(used.items(), key=lambda item: str(item[0].layer_name)):
-        logger.info(
-            "%s: %s%s, %s, in %d module%s",
-            outcome.layer_name,
-            outcome.repository,
-            f"@{outcome.revision}" if outcome.revision else "",
-            outcome.variant or outcome.device,
-            count,
-            "" if count == 1 else "s",
-        )

@@ -336,6 +336,25 @@ def kernel_function(kernel: Forward, original: Forward, outcome: SwapDecision) -
     return function
 
 
+@functools.lru_cache(maxsize=4096)
+def without_copies(kernel: Forward) -> Forward:
+    """A kernel's forward that has its `weights` keep no copies for its module, nor for copies of that."""
+    from torch.compiler import is_compiling
+
+    weights = weights_protocol(kernel)
+    assert weights is not None
+
+    @functools.wraps(kernel)
+    def forward(self: nn.Module, *args: object, **kwargs: object) -> object:
+        if not is_compiling():
+            weights.keep_copies(self, False)
+        return kernel(self, *args, **kwargs)
+
+    forward.__signature__ = inspect.signature(kernel)  # type: ignore[attr-defined]
+    del forward.__wrapped__
+    return forward
+
+
 def weights_protocol(forward: Forward) -> Any | None:
     """The `weights` module of the kernel that a forward belongs to; None where it packs nothing.
 
@@ -343,8 +362,9 @@ def weights_protocol(forward: Forward) -> Any | None:
     `prepare(module)`, `packed_nbytes(module)`, `free_originals(module)`, `restore_originals(module)`
     and `release(module)`, which restores and drops the copies; and, from release 0.2 on, `refresh(module)`, which
     compares all copies with the weights and makes them again where they differ, and `strict(module, on)`, which has
-    that done at every call, and takes a module that is still empty as well. A forward that stands for several kernels
-    has them in `kernel_weights`.
+    that done at every call, and takes a module that is still empty as well. A kernel that runs without copies, too, has
+    `works_without_copies(module)`, whether it gains then, and `keep_copies(module, on)`. A forward that stands for
+    several kernels has them in `kernel_weights`.
     """
     if (own := getattr(forward, "kernel_weights", None)) is not None:
         return own

@@ -1,20 +1,24 @@
 """Keeps the copies that kernels make of weights within a budget, spent on the modules that gain most.
 
 A kernel's `weights` module may say with `most_nbytes(module)` what its copies take at most; of one that does not, a
-copy of every parameter is assumed, its sizes rounded up to whole blocks.
+copy of every parameter is assumed, its sizes rounded up to whole blocks. What does not fit runs the kernel without
+copies, where it gains then, or the original.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from kernels_hub.calibration.gain_table import LEAST_GAIN
 from kernels_hub.errors import CopyBudgetError, NoKernelError
-from kernels_hub.kernelization.bind import Forward, weights_protocol
+from kernels_hub.kernelization.bind import Forward, weights_protocol, without_copies
 from kernels_hub.kernelization.fallback import KernelizeFallback
-from kernels_hub.kernelization.outcome import SwapDecision
-from kernels_hub.kernelization.steps import Plan
+from kernels_hub.kernelization.outcome import ModuleRecord, SwapDecision
+from kernels_hub.kernelization.steps import Group, Plan
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -41,28 +45,83 @@ def budget_in_bytes(copy_budget: float | None, model: nn.Module) -> int | None:
     return int(copy_budget * sum(parameter.nbytes for parameter in model.parameters()))
 
 
-def over_budget(plan: Plan, budget: int, fallback: KernelizeFallback) -> dict[int, str]:
-    """By the identity of modules whose copies do not fit: why they keep their original forward.
+_WITHOUT_COPIES = 0.85
+"""What is left of a kernel's gain without copies: in whole models 0.8 to 0.97 was measured (Zen 5)."""
+
+
+@dataclass
+class OverBudget:
+    """Modules whose copies do not fit, by identity. kept: why they keep their original forward. uncopied: their
+    kernels run without copies."""
+
+    kept: dict[int, str] = field(default_factory=dict)
+    uncopied: set[int] = field(default_factory=set)
+
+
+def over_budget(plan: Plan, budget: int, fallback: KernelizeFallback) -> OverBudget:
+    """The modules whose copies do not fit into a budget.
 
     Those with the highest gain for a byte come first, then those first in the model: equal plans give equal choices.
     Raises NoKernelError where no original may be kept.
     """
     candidates = [
-        (_saving(own), most_nbytes(weights, module), module, own)
+        (_saving(own), most_nbytes(weights, module), module, own, weights)
         for module, forward, own in _swapped(plan)
         if (weights := weights_protocol(forward)) is not None
     ]
-    refused: dict[int, str] = {}
+    found = OverBudget()
     left = budget
-    for _, nbytes, module, own in sorted(candidates, key=lambda each: -each[0]):
+    for _, nbytes, module, own, weights in sorted(candidates, key=lambda each: -each[0]):
         if nbytes <= left:
             left -= nbytes
+            continue
+        if _works_without_copies(weights, module, own):
+            found.uncopied.add(id(module))
             continue
         reason = f"kept: its copies of up to {_in_words(nbytes)} do not fit into copy_budget"
         if fallback is KernelizeFallback.NONE:
             raise NoKernelError(f"{own.layer_name}: {reason}; raise it, or allow the original forward")
-        refused[id(module)] = reason
-    return refused
+        found.kept[id(module)] = reason
+    return found
+
+
+def _works_without_copies(weights: object, module: nn.Module, own: SwapDecision) -> bool:
+    asks = getattr(weights, "works_without_copies", None)
+    gains = own.gain is None or own.gain.ratio * _WITHOUT_COPIES >= LEAST_GAIN
+    return gains and asks is not None and bool(asks(module))
+
+
+def with_uncopied(plan: Plan, uncopied: AbstractSet[int]) -> Plan:
+    """The plan with these modules' kernels running without copies. uncopied: identities of modules."""
+    if not uncopied:
+        return plan
+    twins: dict[int, Group] = {}
+    group_of = []
+    for module, group in zip(plan.order, plan.group_of, strict=True):
+        if id(module) not in uncopied:
+            group_of.append(group)
+            continue
+        twin = twins.get(id(group))
+        if twin is None:
+            twin = twins[id(group)] = Group(_without_copies(group.record), without_copies(group.forward))
+        twin.modules.append(module)
+        group_of.append(twin)
+    for group in plan.groups.values():
+        group.modules[:] = [module for module in group.modules if id(module) not in uncopied]
+    steps = [
+        replace(step, record=_without_copies(step.record), forward=without_copies(step.forward))
+        if id(step.module) in uncopied and step.forward is not None
+        else step
+        for step in plan.steps
+    ]
+    groups = {id(group): group for group in (*plan.groups.values(), *twins.values()) if group.modules}
+    return Plan(groups, steps, plan.order, group_of, plan.bound)
+
+
+def _without_copies(record: ModuleRecord) -> ModuleRecord:
+    assert record.own is not None
+    reason = "without copies of its weights, which do not fit into copy_budget"
+    return replace(record, own=replace(record.own, copies=False, reason=reason))
 
 
 def most_nbytes(weights: object, module: nn.Module) -> int:

@@ -46,6 +46,8 @@ class SwapDecision:
     """How much faster it was measured to be; None where that was not asked, or is not known."""
     sizes: tuple[tuple[int, float], ...] = ()
     """Ranges of the number of elements of the first argument for which the kernel runs; none: for all."""
+    copies: bool = True
+    """Whether the kernel may keep copies of weights; without, it is slower."""
     served_by: str | None = None
     """The addresses that the kernel came from, where a mirror's is among them."""
 

@@ -23,6 +23,7 @@ from kernels_hub.kernelization.bind import (
     load_layer,
     overlaid_forward,
     weights_protocol,
+    without_copies,
 )
 from kernels_hub.kernelization.compiled_layer import CompiledLayer
 from kernels_hub.kernelization.function_places import referred_as
@@ -78,6 +79,7 @@ def forward_of_record(record: ModuleRecord, cls: type[nn.Module]) -> Forward:
         kernel = bind_class_forward(
             _loaded_again(own.source, own.target.type), cls, own.positional, str(own.source)
         )
+        kernel = kernel if own.copies else without_copies(kernel)
         return gated_by_size(kernel, cls, own.sizes, record.functions) if own.sizes else kernel  # type: ignore[arg-type]  # a class can be hashed
     return _forward_with_functions(cls, record.functions)
 

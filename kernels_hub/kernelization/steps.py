@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from kernels_hub.kernelization.bind import Forward
-from kernels_hub.kernelization.outcome import ModuleRecord
+from kernels_hub.kernelization.outcome import ModuleRecord, SwapDecision
 from kernels_hub.kernelization.resolve import FunctionPlan
 
 if TYPE_CHECKING:
@@ -66,3 +68,25 @@ class Plan:
     def all_steps(self) -> list[Step]:
         """Groups and steps alike, one step a module."""
         return [*(step for group in self.groups.values() for step in group.steps()), *self.steps]
+
+
+def log_plan(plan: Plan, logger: logging.Logger) -> None:
+    """One INFO line a layer name, however many modules it serves."""
+    used: Counter[SwapDecision] = Counter()
+    for record, count in (
+        *((group.record, len(group.modules)) for group in plan.groups.values()),
+        *((step.record, 1) for step in plan.steps),
+    ):
+        for outcome in (record.own, *(outcome for _, outcome in (*record.functions, *record.attributes))):
+            if outcome is not None and outcome.swapped:
+                used[outcome] += count
+    for outcome, count in sorted(used.items(), key=lambda item: str(item[0].layer_name)):
+        logger.info(
+            "%s: %s%s, %s, in %d module%s",
+            outcome.layer_name,
+            outcome.repository,
+            f"@{outcome.revision}" if outcome.revision else "",
+            outcome.variant or outcome.device,
+            count,
+            "" if count == 1 else "s",
+        )

@@ -12,30 +12,10 @@
 #include <type_traits>
 
 #include "dot_products.h"
+#include "linear_records.h"
 #include "team_pace.h"
 
 namespace {
-
-struct Weight {
-  const void *values, *bias;  // (columns, width), (columns,) or nullptr
-  int64_t columns;
-};
-
-// out (rows, all columns) = activation(x weight^T + bias) of up to three weights, side by side.
-struct Linears {
-  const void* x;  // (rows, width)
-  void* out;
-  Weight weights[3];
-  int64_t rows, width, type, activation;
-};
-
-// out (rows, down.columns) = (activation(x gate^T) * (x up^T)) down^T, each with its bias.
-struct Gated {
-  const void* x;
-  void* out;
-  Weight gate, up, down;
-  int64_t rows, width, type, activation;
-};
 
 // How many columns a task has: every thread of the team has one, if there are enough.
 int64_t task_columns(int64_t columns) {

@@ -39,9 +39,9 @@ _PAYS_WITHOUT_HALF = (1, math.inf, math.inf, 16_384)
 """The same of float16 where oneDNN has none for the processor: one row is a tie; of more, PyTorch's products are loops,
 and this has 3 to 6 times their speed, however many the rows."""
 _NEVER = (1, 0, 0, 0)
-_MOST_WEIGHTS = 3
+MOST_WEIGHTS = 3
 
-# The records of few_rows.cpp, field for field: x and out, three weights (values, bias, columns), then numbers.
+# The records of linear_records.h, field for field: x and out, three weights (values, bias, columns), then numbers.
 _RECORD = struct.Struct("=2Q" + 3 * "2Qq" + "4q")
 _ABSENT = (0, 0, 0)
 
@@ -81,7 +81,7 @@ def takes(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None])
     return (
         x.dtype in _TYPES
         and x.numel() > 0
-        and len(weights) <= _MOST_WEIGHTS
+        and len(weights) <= MOST_WEIGHTS
         and are_like(x.dtype, x.shape[-1], weights, biases)
         and _library() is not None
     )
@@ -124,16 +124,23 @@ def linears(
     x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None], activation: str = "none"
 ) -> Tensor:
     """activation(x weight^T + bias) of up to three weights, side by side; for what `takes` says yes to."""
-    fields, columns = _fields(weights, biases)
-    fields += _ABSENT * (_MOST_WEIGHTS - len(weights))
-    x = x.contiguous()
-    *leading, width = x.shape
-    out = x.new_empty((*leading, columns))
-    numbers = (x.numel() // width, width, _TYPES[x.dtype], _ACTIVATIONS[activation])
     library = _library()
     assert library is not None
-    library.few_rows_linears(_RECORD.pack(x.data_ptr(), out.data_ptr(), *fields, *numbers))
+    x = x.contiguous()
+    out = x.new_empty((*x.shape[:-1], sum(weight.shape[0] for weight in weights)))
+    library.few_rows_linears(record(x, out, weights, biases, activation))
     return out
+
+
+def record(
+    x: Tensor, out: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None], activation: str
+) -> bytes:
+    """What the C++ of linear layers is given: x (..., K) and out contiguous, up to three weights (N, K)."""
+    fields, _ = _fields(weights, biases)
+    fields += _ABSENT * (MOST_WEIGHTS - len(weights))
+    width = x.shape[-1]
+    numbers = (x.numel() // width, width, _TYPES[x.dtype], _ACTIVATIONS[activation])
+    return _RECORD.pack(x.data_ptr(), out.data_ptr(), *fields, *numbers)
 
 
 def gated_mlp(

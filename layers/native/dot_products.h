@@ -14,39 +14,14 @@
 #include <arm_neon.h>
 #endif
 
+#include "activations.h"
 #include "element_types.h"
-#include "exponential.h"
-#include "gelu.h"
 
 namespace {
 
 constexpr int64_t kParallelWork = 32768;  // multiplications that repay waking the threads
 constexpr int64_t kOperands = 4, kRows = 6;  // of a tile
 constexpr int64_t kColumns = 96;             // of a task, at most
-
-inline float sigmoid(float x) { return 1.0f / (1.0f + exponential(-x)); }
-
-enum Activation : int64_t { kNone, kRelu, kSilu, kGelu, kGeluTanh, kQuickGelu };
-
-void activate(float* x, int64_t n, int64_t kind) {
-  if (kind == kRelu) {
-#pragma omp simd
-    for (int64_t i = 0; i < n; ++i) x[i] = x[i] < 0.0f ? 0.0f : x[i];
-  } else if (kind == kSilu) {
-#pragma omp simd
-    for (int64_t i = 0; i < n; ++i) x[i] = x[i] * sigmoid(x[i]);
-  } else if (kind == kGelu) {
-#pragma omp simd
-    for (int64_t i = 0; i < n; ++i) x[i] *= normal_cdf(x[i], x[i] * x[i]);
-  } else if (kind == kGeluTanh) {  // (1 + tanh(u)) / 2 is sigmoid(2 u)
-#pragma omp simd
-    for (int64_t i = 0; i < n; ++i)
-      x[i] = x[i] * sigmoid(1.5957691216057308f * (x[i] + 0.044715f * x[i] * x[i] * x[i]));
-  } else if (kind == kQuickGelu) {
-#pragma omp simd
-    for (int64_t i = 0; i < n; ++i) x[i] = x[i] * sigmoid(1.702f * x[i]);
-  }
-}
 
 // ---------------------------------------------------------------------------- dot products
 

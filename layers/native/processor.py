@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,6 +16,16 @@ _ARM = frozenset({"aarch64", "arm64"})
 def has_vectors() -> bool:
     """Whether `dot_products.h` has vectors for it; elsewhere its loops are plain ones, and PyTorch is faster."""
     return platform.machine() in _ARM or torch.backends.cpu.get_cpu_capability() in {"AVX2", "AVX512"}
+
+
+@cache
+def is_amd() -> bool:
+    """Whether AMD made it: MKL, PyTorch's products of float32 on x86, has no kernels for the whole of its vectors."""
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+    except OSError:  # not Linux
+        text = platform.processor()
+    return "AuthenticAMD" in text.partition("\n\n")[0]
 
 
 @cache

@@ -7,11 +7,13 @@ computes. Each function does nothing for modules and weights that are not packed
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import cast
 
-from torch import nn
+from torch import Tensor, nn
 
 from .blocks import is_conv1d, is_plain_linear
 from .guard import mark_strict
+from .many_rows import serves
 from .packing import cache, held
 
 # Smaller weights are packed at the first call with so many rows that it pays, if there is one.
@@ -70,8 +72,21 @@ def restore_originals(module: nn.Module) -> None:
 def release(module: nn.Module) -> None:
     """Drop the packed copies of a module's weights, for a model that goes back to its original forwards."""
     restore_originals(module)
+    keep_copies(module, True)
     for linear in _linears(module):
         cache.forget(linear.weight)
+
+
+def works_without_copies(module: nn.Module) -> bool:
+    """Whether a module's kernel is faster than PyTorch on weights as they are, too."""
+    linears = [*_linears(module)]
+    return bool(linears) and all(serves(cast("Tensor", linear.weight)) for linear in linears)
+
+
+def keep_copies(module: nn.Module, on: bool) -> None:
+    """Have a module's calls make copies of its weights where those pay, or none."""
+    for linear in _linears(module):
+        (cache.allow if on else cache.refuse)(linear.weight)
 
 
 def refresh(module: nn.Module) -> None:

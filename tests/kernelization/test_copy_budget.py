@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,6 +23,7 @@ from kernels_hub import (
 from kernels_hub.calibration import database
 from kernels_hub.calibration.gain_table import GainTable, Shape
 from kernels_hub.calibration.kinds import rows_of
+from tests.layers.of_amd import be_of_amd
 
 MIB = 1 << 20
 GAINS = {256: 1.2, 512: 2.0, 1024: 1.5}
@@ -36,6 +39,7 @@ def _known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
             table.put(shape, rows, gain)
     database.write(path, database.this_machine(), table)
     monkeypatch.setenv("KERNELS_HUB_CALIBRATION", str(path))
+    be_of_amd(monkeypatch, False)
     with use_kernel_mapping(load_kernel_mapping("default"), inherit_mapping=False):
         yield
 
@@ -145,3 +149,36 @@ def test_what_is_no_budget_is_refused_and_nothing_changes(budget: float):
 def test_without_fallback_a_budget_that_is_too_small_is_an_error():
     with pytest.raises(NoKernelError, match="copy_budget"):
         kernelize(_model(), mode=Mode.INFERENCE, copy_budget=MIB, use_fallback=False)
+
+
+def test_what_does_not_fit_runs_without_copies_where_that_gains(monkeypatch: pytest.MonkeyPatch):
+    be_of_amd(monkeypatch, True)
+    model = kernelize(_model(), mode=Mode.INFERENCE, copy_budget=2 * MIB)
+    rows = {row.path: row for row in report(model)}
+    assert [rows[str(index)].swapped for index in range(3)] == [
+        False,
+        True,
+        True,
+    ]  # 1.2 is too little to do without
+    assert "without copies" in str(rows["2"].reason) and rows["1"].reason is None
+    x = torch.randn(64, 1024)
+    assert isinstance(model, nn.ModuleList)
+    for made in (model, copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        with torch.inference_mode():
+            for layer in made:
+                expected = nn.functional.linear(x, layer.weight, layer.bias)
+                torch.testing.assert_close(layer(x), expected, rtol=1e-4, atol=1e-4)
+        assert report(made).packed_nbytes <= 2 * MIB
+    kernelize(model, mode=Mode.INFERENCE)
+    assert report(model).packed_nbytes > 6 * MIB
+
+
+def test_without_copies_only_the_uncopied_are_without(monkeypatch: pytest.MonkeyPatch):
+    be_of_amd(monkeypatch, True)
+    model = nn.Sequential(nn.Linear(1024, 1024), nn.Linear(1024, 512)).eval()
+    kernelize(model, mode=Mode.INFERENCE, copy_budget=0)
+    assert len(report(model).swapped) == 2 and report(model).packed_nbytes == 0
+    with torch.inference_mode():
+        model(torch.randn(64, 1024))
+    assert report(model).packed_nbytes == 0
+    assert "without copies" in str(report(model))

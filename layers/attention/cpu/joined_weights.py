@@ -19,12 +19,19 @@ from .form import attends_to_another
 from .guard import guard, is_strict
 from .packing import cache
 from .weights import free_originals as free_each
+from .weights import keep_copies as keep_copies_of_each
 from .weights import packed_nbytes as nbytes_of_each
 from .weights import prepare as prepare_one
 from .weights import refresh as refresh_each
 from .weights import release as release_each
 from .weights import restore_originals as restore_each
 from .weights import strict as strict_each
+from .weights import works_without_copies
+
+__all__ = [
+    "free_originals", "keep_copies", "packed_copy", "packed_nbytes", "prepare", "refresh", "release",
+    "restore_originals", "strict", "works_without_copies",
+]  # fmt: skip
 
 _NAMES = (("q_proj", "k_proj", "v_proj"), ("query", "key", "value"))
 """Under which attention blocks keep what is joined."""
@@ -57,7 +64,7 @@ def packed_copy(weights: Sequence[Tensor]) -> Tensor | None:
     """The joined copy of weights (N1, K), (N2, K), …; None where one cannot, or must not, be packed."""
     key = tuple(map(id, weights))
     joined = _JOINED.get(key)
-    if any(map(cache.is_excluded, weights)):
+    if any(cache.is_excluded(weight) or cache.is_refused(weight) for weight in weights):
         return None
     if joined is not None and joined.matches(weights):
         return joined.packed
@@ -102,6 +109,13 @@ def release(module: nn.Module) -> None:
     """Drop the packed copies of a block's weights, for a model that goes back to its original forwards."""
     _JOINED.pop(_key(module), None)
     release_each(module)
+
+
+def keep_copies(module: nn.Module, on: bool) -> None:
+    """Have a block's calls make copies of its weights where those pay, or none."""
+    if not on:
+        _JOINED.pop(_key(module), None)
+    keep_copies_of_each(module, on)
 
 
 def refresh(module: nn.Module) -> None:

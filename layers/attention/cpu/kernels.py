@@ -1,4 +1,4 @@
-"""The CPU backend: attention in C++, projections on weights that are packed for oneDNN once."""
+"""The CPU backend: attention in C++, projections as in `few_or_many`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Linear layers: many rows on weights that are packed for oneDNN once, a few on weights as they are."""
+"""Linear layers, on weights as they are or on those that are packed for oneDNN once: see `few_or_many`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LINEAR = {"CPU": few_or_many.linear}
 linear_directly: Callable[..., Tensor | None] | None = few_or_many.linear_directly
 """What is done past the dispatcher; None on a backend that has nothing so short."""
 
-TRANSPOSED_LINEAR = {"CPU": products.transposed_linear}
+TRANSPOSED_LINEAR = {"CPU": few_or_many.transposed_linear}
 
 
 def transposed_linear_pays(x: Tensor, weight: Tensor, bias: Tensor) -> bool:

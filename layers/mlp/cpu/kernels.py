@@ -1,4 +1,4 @@
-"""Feed-forward blocks: many rows on weights that are packed for oneDNN once, a few on weights as they are."""
+"""Feed-forward blocks, on weights as they are or on those that are packed for oneDNN once: see `few_or_many`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from torch import Tensor
 
 from . import few_or_many, weights
 from .operands import applies, dense, operand
-from .packing import products
 
 __all__ = [
     "GATED_LINEAR",
@@ -28,7 +27,7 @@ __all__ = [
 LINEAR = {"CPU": few_or_many.linear}
 linear_directly: Callable[..., Tensor | None] | None = few_or_many.linear_directly
 """What is done past the dispatcher; None on a backend that has nothing so short."""
-GATED_LINEAR = {"CPU": products.gated}
+GATED_LINEAR = {"CPU": few_or_many.gated}
 GATED_MLP: Mapping[str, Callable[..., Tensor]] | None = {"CPU": few_or_many.gated_mlp}
 """The whole block in one operator; None on a backend that leaves its last product to PyTorch."""
 gated_mlp_directly: Callable[..., Tensor | None] | None = few_or_many.gated_mlp_directly

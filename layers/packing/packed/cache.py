@@ -25,6 +25,8 @@ _LARGEST_PADDING = 1.5
 
 _LOCK = threading.RLock()
 _ENTRIES: dict[int, Entry] = {}
+_REFUSED: dict[int, weakref.ref[Parameter]] = {}
+"""Weights of which no copy is to be kept."""
 _packs = 0
 
 
@@ -72,7 +74,7 @@ def packed_copy(weight: Tensor, transposed: bool = False) -> Tensor | None:
     entry = _ENTRIES.get(id(weight))
     if entry is not None and (entry.excluded or entry.matches(weight)):
         return entry.packed if entry.transposed is transposed else None
-    if not can_pack(weight):
+    if not can_pack(weight) or is_refused(weight):
         return None
     with _LOCK:
         entry = _ENTRIES.get(id(weight))
@@ -131,6 +133,25 @@ def readmit(weight: Tensor) -> None:
     entry = _ENTRIES.get(id(weight))
     if entry is not None and entry.reference() is weight and entry.excluded:
         _ENTRIES.pop(id(weight), None)
+
+
+def refuse(weight: Tensor) -> None:
+    """Keep no copy of a weight until `allow`, and drop the one that there is."""
+    if isinstance(weight, Parameter) and not is_refused(weight):
+        key = id(weight)
+        _REFUSED[key] = weakref.ref(weight, lambda _: _REFUSED.pop(key, None))
+        forget(weight)
+
+
+def is_refused(weight: Tensor) -> bool:
+    """Whether `refuse` holds for a weight."""
+    found = _REFUSED.get(id(weight)) if _REFUSED else None
+    return found is not None and found() is weight
+
+
+def allow(weight: Tensor) -> None:
+    """Undo `refuse`."""
+    _REFUSED.pop(id(weight), None)
 
 
 def adopt(weight: Parameter, packed: Tensor) -> None:
