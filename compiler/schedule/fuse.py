@@ -23,6 +23,7 @@ from kernels_hub.compiler.ir.dims import Dim, Expr, Opaque, names, product
 from kernels_hub.compiler.ir.graph import Value
 from kernels_hub.compiler.ir.op import Shape, Trait
 from kernels_hub.compiler.ir.proofs import proves_equal
+from kernels_hub.compiler.schedule.cuts import cuts_of
 from kernels_hub.compiler.schedule.index import Loop, Ranges, flatten
 from kernels_hub.compiler.schedule.inlining import ANCHORS, Inlining, Kind
 from kernels_hub.compiler.schedule.kernel import Anchor, Buffer, Convolution
@@ -43,6 +44,9 @@ FEW_TURNS = 16
 """Nests with fewer turns of the outer loops than this, and many inner ones, keep to the reduction alone: one thread
 would do the rest."""
 MANY_INNER = 4096
+
+_FEW_ELEMENTS = 4096
+"""Of a nest, which are not worth a kernel of their own."""
 
 
 @dataclass
@@ -83,7 +87,7 @@ class Fusion:
     """The fusion groups of an expanded graph.
 
     make_anchor: returns the anchor of a value that has one, given its loops. apart: numbers of the values that begin a
-    group of their own.
+    group of their own. most_parts: ranges into which a loop is cut, at most, within one kernel.
     """
 
     def __init__(
@@ -93,6 +97,7 @@ class Fusion:
         make_anchor: Callable[[Value, tuple[Loop, ...], str], Anchor],
         prepared: frozenset[Value],
         apart: frozenset[int] = frozenset(),
+        most_parts: int = 1,
     ) -> None:
         self.inlining, self.buffer_of, self.make_anchor, self.prepared = (
             inlining,
@@ -100,6 +105,7 @@ class Fusion:
             make_anchor,
             prepared,
         )
+        self.most_parts = most_parts
         self.groups: list[FusionGroup] = []
         self.group_of: dict[Value, FusionGroup] = {}
         self._read: dict[Value, set[Value]] = {}
@@ -288,6 +294,8 @@ class Fusion:
             return False
         if group.inner and (group.inner != axes or self.inlining.kinds[group.values[0]] is Kind.SCAN):
             return False
+        if not group.inner and self._is_cut(group):
+            return False
         before, group.inner = group.inner, axes
         kept, outer = group.kept
         fits = bool(before) or not self._starved(group, kept)
@@ -302,6 +310,16 @@ class Fusion:
         body.define_at(value, outer, name)
         group.body = body
         return True
+
+    def _is_cut(self, group: FusionGroup) -> bool:
+        """Whether the loops of a pointwise nest will be cut at the parts of a concat: with a reduction they could not
+        be, and every element would ask which part it is in, a vector of them for each."""
+        elements = product(group.domain)
+        return (
+            self.most_parts > 1
+            and not (isinstance(elements, int) and elements < _FEW_ELEMENTS)
+            and cuts_of(group.loops, group.body, self.most_parts) is not None
+        )
 
     def _starved(self, group: FusionGroup, kept: Shape) -> bool:
         """Whether too few threads would find work if the inner loops did more than reduce."""

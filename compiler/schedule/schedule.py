@@ -32,7 +32,7 @@ from kernels_hub.compiler.schedule.partial import with_partial_reductions
 from kernels_hub.compiler.schedule.planned_nest import with_plans
 from kernels_hub.compiler.schedule.scatter import needed, updates
 from kernels_hub.compiler.schedule.scores import ANCHOR_DTYPES
-from kernels_hub.compiler.schedule.split import MOST_PARTS, parts
+from kernels_hub.compiler.schedule.split import MOST_LAUNCHES, MOST_PARTS, parts
 from kernels_hub.compiler.schedule.stages import has_regions, schedule_stages
 
 
@@ -99,7 +99,8 @@ class _Builder:
 
     def build(self) -> Schedule:
         apart = self.choices.places("apart")
-        fusion = Fusion(self.inlining, self.buffer_of, self._anchor, self.prepared, apart)
+        most_parts = self.most_parts if self.most_parts > MOST_LAUNCHES else 1
+        fusion = Fusion(self.inlining, self.buffer_of, self._anchor, self.prepared, apart, most_parts)
         groups = fusion.ordered()
         made = {group.number: self._kernel(group, set(group.values)) for group in groups}
         needed = {buffer for kernel in made.values() for buffer in kernel.reads()}

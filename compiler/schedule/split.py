@@ -15,9 +15,10 @@ from dataclasses import dataclass
 
 from kernels_hub.compiler.ir.dims import Dim, Expr, Opaque
 from kernels_hub.compiler.ir.graph import Value
+from kernels_hub.compiler.schedule.cuts import cuts_of, guards_of
 from kernels_hub.compiler.schedule.fuse import FusionGroup, position
 from kernels_hub.compiler.schedule.index import Loop, Ranges, renamed
-from kernels_hub.compiler.schedule.kernel import Guard, Load, Test, dims_of
+from kernels_hub.compiler.schedule.kernel import Load, dims_of
 from kernels_hub.compiler.schedule.lower import Body
 from kernels_hub.compiler.schedule.views import Index
 
@@ -59,7 +60,7 @@ def parts(group: FusionGroup, most: int = MOST_PARTS) -> list[Piece]:
 def _cut(group: FusionGroup, whole: Piece, most: int) -> list[Piece]:
     """The pieces of a nest. Loops of text are cut along every axis: a corner of what is padded asks nothing, too."""
     loops = whole.loops
-    cuts = _cuts(loops, whole.body, most)
+    cuts = cuts_of(loops, whole.body, most)
     if cuts is None:
         return [whole]
     axis, borders = cuts
@@ -84,7 +85,7 @@ def _cut(group: FusionGroup, whole: Piece, most: int) -> list[Piece]:
 def _in_turns(group: FusionGroup, whole: Piece) -> Piece:
     """A last loop as two where its variable % n, a few, tells which part an element is in, as of flattened pairs."""
     extent = whole.loops[-1].extent if whole.loops else 1
-    places = {guard.place for guard in _guards(whole.body)}
+    places = {guard.place for guard in guards_of(whole.body)}
     for n in range(2, MOST_TURNS + 1) if places and isinstance(extent, int) else ():
         turn = whole.body.ranges.remainder(whole.loops[-1].index, n)
         if n < extent and extent % n == 0 and turn in places:
@@ -148,35 +149,3 @@ def _lowered(group: FusionGroup, loops: tuple[Loop, ...], places: Sequence[Index
             body.define_at(value, place, body.make(value, place))
         made.append(body.own)
     return Piece(loops, tuple(places), body, tuple(made))
-
-
-def _guards(body: Body) -> Iterator[Guard]:
-    """All that ask where an element is."""
-    yield from body.folds
-    for statement in body.statements:
-        if isinstance(statement, (Load, Test)):
-            yield from statement.guards
-
-
-def _cuts(loops: tuple[Loop, ...], body: Body, most: int) -> tuple[int, list[int]] | None:
-    """The loop that guards cut, and the borders of its ranges."""
-    guards = list(_guards(body))
-    for axis, loop in enumerate(loops):
-        if not isinstance(loop.extent, int) or loop.extent < 2:
-            continue
-        borders = {0, loop.extent}
-        for guard in guards:
-            offset = _offset(guard.place, loop)
-            if offset is not None and isinstance(guard.low, int) and isinstance(guard.high, int):
-                borders |= {min(max(one - offset, 0), loop.extent) for one in (guard.low, guard.high)}
-        if 2 < len(borders) <= most + 1:
-            return axis, sorted(borders)
-    return None
-
-
-def _offset(place: Dim, loop: Loop) -> int | None:
-    """c where a place is the variable of the loop + c."""
-    if not isinstance(place, Expr):
-        return None
-    rest = place - loop.index
-    return rest if isinstance(rest, int) else None

@@ -199,6 +199,28 @@ def test_many_parts_of_a_concat_are_loops_of_their_own():
     assert math.prod(loop.extent for loop in whole.nests[0].outer) == 2 * 60 * 5
 
 
+@pytest.mark.parametrize(
+    ("pixels", "most_parts", "kernels"),
+    [(784, 64, 2), (16, 64, 1), (784, 8, 1)],
+    ids=["loops are cut", "few elements", "each part would be a launch"],
+)
+def test_a_reduction_of_a_concat_is_a_nest_of_its_own_where_that_one_is_cut(pixels, most_parts, kernels):
+    """Squeeze and excitation behind a ghost block, a group norm behind a skip connection."""
+    graph = Graph("squeeze")
+    parts = [graph.input(f"x{place}", (1, 12, pixels)) for place in range(3)]
+    joined = graph.apply("concat", *parts, axis=1).relu()
+    graph.output("joined", joined)
+    graph.output("total", joined.sum((2,)))
+    made = schedule(graph, most_parts=most_parts).kernels
+    assert len(made) == kernels
+    if kernels > 1:
+        assert [len(kernel.nests) for kernel in made] == [3, 1]
+    inputs = graph.dummy_inputs(0, {})
+    found = run_schedule(schedule(graph, most_parts=most_parts), graph, inputs, {})
+    for name, expected in evaluate(graph, inputs).items():
+        np.testing.assert_allclose(found[name], expected, rtol=1e-5, atol=1e-6)
+
+
 _ROWS = [[3.0, math.nan, 1.0, 1.0, -2.0], [0.5, 0.25, math.inf, -math.inf, 7.0], [math.nan] * 5]
 _ORDERED = {
     "argkth": ({"k": 2, "axis": 1}, ()),
