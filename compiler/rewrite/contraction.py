@@ -30,6 +30,8 @@ from kernels_hub.compiler.rewrite.windows import PADDED, Kinds, Plan, Windows, f
 DTYPES = frozenset({types.FLOAT32, types.FLOAT64, types.FLOAT16, types.BFLOAT16})
 MANY, SMALL = 32, 256
 """So many matrices, each of so few multiplications, are better summed by loops than by products."""
+SHALLOW = 4
+"""So few terms of a sum, of a matrix and a vector, are as well added by loops, and may be part of others."""
 MOST_FACTORS = 6
 
 
@@ -181,6 +183,9 @@ def _declined(contraction: Contraction) -> str | None:
     matrices, each = contraction.sizes(batch), contraction.sizes((*rows, *columns, *depth))
     if isinstance(matrices, int) and isinstance(each, int) and matrices >= MANY and each <= SMALL:
         return f"{matrices} matrices of {each} multiplications each are left to loops"
+    terms = contraction.sizes(depth)
+    if isinstance(terms, int) and terms <= SHALLOW and batch and not (rows and columns):
+        return f"sums of {terms} products of matrices with vectors are left to loops"
     return None
 
 

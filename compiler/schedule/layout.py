@@ -86,7 +86,8 @@ class StrideOrder:
                 and (has_pixels(source) or not has_pixels(value))
                 for source in self._sources(value)
             )
-            if kind is Kind.CONVOLUTION or value in read or like or is_laid_out(value):
+            summed = kind is Kind.REDUCTION and self._is_of_groups(value)
+            if kind is Kind.CONVOLUTION or value in read or like or summed or is_laid_out(value):
                 self._last.add(value)
 
     def strides(self, value: Value) -> Shape:
@@ -100,6 +101,26 @@ class StrideOrder:
     def is_channels_last(self, value: Value) -> bool:
         """Whether it lies channels last."""
         return value in self._last
+
+    def _is_of_groups(self, value: Value) -> bool:
+        """Whether it reduces groups of channels, as split attention does: what lies channels last, reshaped so that its
+        channels are two dims, along the first of these."""
+        if value.attrs["axes"] != (1,) or value.operands[0].rank != value.rank + 1 or not has_pixels(value):
+            return False
+        groups, channels = value.operands[0].shape[1:3]
+        whole = (value.shape[0], groups * channels, *value.shape[2:])
+        stack, seen = list(value.operands), set()
+        while stack:
+            one = stack.pop()
+            if one in seen:
+                continue
+            seen.add(one)
+            if self.inlining.is_stored(one):
+                if one in self._last and one.shape == whole:
+                    return True
+            elif Trait.POINTWISE in one.op.traits or one.op_name == "reshape":
+                stack += one.operands
+        return False
 
     def _sources(self, value: Value) -> list[Value]:
         """Stored values of the same shape that it is made of, element by element; and what a pool reads."""

@@ -203,6 +203,10 @@ DECLINES = {
         lambda x, y: (many(x, 40, 3, 4) * many(x, 40, 4).broadcast((40, 3, 4), (0, 2))).sum(2),
         "40 matrices of 12 multiplications each are left to loops",
     ),
+    "a weighted sum of two": (
+        lambda x, y: (many(x, 8, 2, 300) * many(x, 8, 2).broadcast((8, 2, 300), (0, 1))).sum(1),
+        "sums of 2 products of matrices with vectors are left to loops",
+    ),
 }
 
 

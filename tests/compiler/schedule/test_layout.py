@@ -5,8 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from kernels_hub.compiler import Graph
+from kernels_hub.compiler import Graph, evaluate
 from kernels_hub.compiler.schedule.layout import stands_alone
+from kernels_hub.compiler.schedule.schedule import schedule
+from tests.compiler.schedule.run import run_schedule
 from tests.compiler.schedule.test_fuse import check
 
 
@@ -48,3 +50,23 @@ def test_columns_of_a_product_are_stored_apart_where_they_do_not_crowd(rows: int
     w = graph.constant(np.random.default_rng(0).standard_normal((320, 128)).astype(np.float32))
     graph.output("y", graph.apply("permute", x @ w, order=(0, 2, 1)))
     check(graph, kernels, tolerance=1e-3)
+
+
+@pytest.mark.parametrize("groups", [2, 4])
+def test_sums_over_groups_of_channels_lie_channels_last(groups: int):
+    """Split attention: a convolution's channels in groups, which are added up."""
+    rng = np.random.default_rng(0)
+    graph = Graph("split")
+    x = graph.input("x", (2, 6, 9, 9))
+    data = rng.standard_normal((16, 6, 3, 3)).astype(np.float32)
+    w = graph.parameter("w", data.shape, data=data)
+    y = graph.apply("conv", x, w, strides=(1, 1), dilations=(1, 1), padding=((1, 1), (1, 1)), groups=1)
+    graph.output("y", y.reshape((2, groups, 16 // groups, 9, 9)).sum((1,)).exp().sum((2, 3)))
+    made = schedule(graph)
+    (buffer,) = {
+        one for kernel in made.kernels for one in kernel.writes() if one.shape == (2, 16 // groups, 9, 9)
+    }
+    assert (buffer.strides[1], buffer.strides[3]) == (1, 16 // groups)
+    inputs = graph.dummy_inputs(0, {})
+    found = run_schedule(made, graph, inputs, {})["y"]
+    np.testing.assert_allclose(found, evaluate(graph, inputs)["y"], rtol=1e-4, atol=1e-4)
