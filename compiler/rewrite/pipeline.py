@@ -31,6 +31,7 @@ from kernels_hub.compiler.rewrite.indices import EVERYTHING
 from kernels_hub.compiler.rewrite.loops import Loops
 from kernels_hub.compiler.rewrite.neighbouring import NEIGHBOURING
 from kernels_hub.compiler.rewrite.norms import NORMS
+from kernels_hub.compiler.rewrite.parallel import PARALLEL
 from kernels_hub.compiler.rewrite.parts import PARTS
 from kernels_hub.compiler.rewrite.products import PRODUCTS
 from kernels_hub.compiler.rewrite.regroup import REGROUP
@@ -83,6 +84,7 @@ PIPELINE: tuple[Pass, ...] = (
     Rules("gate", GATED),
     Rules("products", PRODUCTS),
     Rules("affine", (*CANCEL, *NEIGHBOURING, *AFFINE, *AFFINE_INPUTS)),
+    Rules("parallel", PARALLEL),
     FoldConstants(),
     FoldParameters(),
 )

@@ -18,6 +18,7 @@ from kernels_hub.compiler.rewrite.contraction import CONTRACTION
 from kernels_hub.compiler.rewrite.explain import rule_passes
 from kernels_hub.compiler.rewrite.gradients import INFERENCE
 from kernels_hub.compiler.rewrite.neighbouring import NEIGHBOURING
+from kernels_hub.compiler.rewrite.parallel import PARALLEL
 from kernels_hub.compiler.rewrite.parts import PARTS
 from kernels_hub.compiler.rewrite.products import PRODUCTS
 from kernels_hub.compiler.rewrite.rule import Match, Rule
@@ -56,6 +57,12 @@ def conv(x, op="conv", name="kernel"):
     if op == "conv":
         return ap(op, image, weights(x, 4, 3, 1, name=name), **attrs)
     return ap(op, image, weights(x, 3, 4, 2, name=name), output_padding=(0,), **attrs)
+
+
+def wide(x, padding=(2, 2), step=1):
+    """As conv, with a larger kernel."""
+    attrs = {"strides": (1,), "padding": (padding,), "dilations": (step,)}
+    return ap("conv", x.reshape(x.shape[0], 3, 1), weights(x, 4, 3, 3, name="wide"), **attrs)
 
 
 def matmul(x, name="matrix"):
@@ -227,6 +234,11 @@ FIRES = {
         Case(lambda x, y: ap("concat", matmul(x).maximum(0.0), matmul(x, name="other").maximum(0.0), axis=2)),
         Case(lambda x, y: ap("concat", (c := conv(x)) + along(c, name="b"), conv(x, name="other") + 1.0, axis=1)),
     ],
+    "parallel_convolutions": [
+        Case(lambda x, y: conv(x) + conv(x, name="other"), FLOATS),
+        Case(lambda x, y: ((c := conv(x)) + along(c, name="b")) + (conv(x, name="other") + conv(y, name="third"))),
+        Case(lambda x, y: conv(x) + wide(x), FLOATS), Case(lambda x, y: wide(x, (3, 1)) + (conv(x) + conv(y, name="other"))),
+    ],
     "slice_of_product": [Case(lambda x, y: conv(x).slice(1, 1, 3), FLOATS), Case(lambda x, y: matmul(x).slice(2, 0, 4, 2), FLOATS)],
 }  # fmt: skip
 
@@ -384,6 +396,12 @@ DECLINES = {
         Case(lambda x, y: ap("concat", conv(x), conv(x, name="other"), axis=2), ("float32",), "side by side along 2"),
         Case(lambda x, y: ap("concat", conv(x), conv(x, name="other").exp(), axis=1), ("float32",), "made by exp"),
     ],
+    "parallel_convolutions": [
+        Case(lambda x, y: conv(x) + conv(y, name="other"), FLOATS, "no two convolutions are of one input"),
+        Case(lambda x, y: conv(x) + wide(x, (3, 3), 2), FLOATS, "no two convolutions are of one input"),
+        Case(lambda x, y: ap("concat", (c := conv(x)) + conv(x, name="other"), c, axis=1), FLOATS, "1 of its terms are convolutions"),
+        Case(lambda x, y: x + y, FLOATS, "0 of its terms are convolutions"),
+    ],
     "slice_of_product": [
         Case(lambda x, y: conv(x).slice(2, 1, 3), ("float32",), "along 2, not along 1"),
         Case(lambda x, y: ap("concat", (c := conv(x)).slice(1, 1, 3), c, axis=1), ("float32",), "used 2 times"),
@@ -402,6 +420,7 @@ RULES = {
         *CONTRACTION,
         *PRODUCTS,
         *AFFINE,
+        *PARALLEL,
     )
 }
 ELSEWHERE = {
