@@ -94,7 +94,7 @@ def call(module: nn.Module, times: int, rows: int = ROWS) -> None:
 
 
 def test_a_faster_kernel_stays_for_the_sizes_that_it_was_tried_at(kept: Path):
-    module = Doubled(4e-3, 1e-3)
+    module = Doubled(20e-3, 1e-3)
     on_trial(module)
     call(module, 2 + 2 * 5)
     assert module.ran == ["original", "kernel"] * 6
@@ -112,7 +112,7 @@ def test_a_faster_kernel_stays_for_the_sizes_that_it_was_tried_at(kept: Path):
 
 
 def test_a_slower_one_is_taken_off_after_two_pairs():
-    module = Doubled(1e-3, 4e-3)
+    module = Doubled(1e-3, 20e-3)
     on_trial(module)
     call(module, 6 + 3)
     assert module.ran == ["original", "kernel"] * 3 + ["original"] * 3
@@ -121,7 +121,7 @@ def test_a_slower_one_is_taken_off_after_two_pairs():
 
 
 def test_modules_of_one_class_of_shape_are_tried_together():
-    modules = [Doubled(4e-3, 1e-3) for _ in range(5)]
+    modules = [Doubled(20e-3, 1e-3) for _ in range(5)]
     on_trial(*modules)
     for _ in range(5):
         for module in modules:
