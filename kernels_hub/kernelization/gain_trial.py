@@ -206,6 +206,7 @@ class _WeightsOfTrial:
 
 _FOUND: list[tuple[Machine, Shape, int, float]] = []
 _LOCK = threading.Lock()
+_WRITER = "kernels_hub-gains"
 _TOGETHER_S = 1.0
 """What is found within this long is written at once."""
 
@@ -215,7 +216,7 @@ def _keep(machine: Machine, cell: Shape, rows: int, ratio: float) -> None:
     with _LOCK:
         _FOUND.append((machine, cell, rows, ratio))
         if len(_FOUND) == 1:
-            threading.Thread(target=_write, daemon=True).start()
+            threading.Thread(target=_write, name=_WRITER, daemon=True).start()
 
 
 def _write() -> None:

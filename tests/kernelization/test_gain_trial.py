@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -62,6 +63,9 @@ def kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
     monkeypatch.setattr(apply, "measure_beside", lambda *_: False)
     with use_kernel_mapping(load_kernel_mapping("default"), inherit_mapping=False):
         yield database.calibration_folder() / MACHINE.file_name
+    for thread in threading.enumerate():  # it writes to the folder that the variable names then
+        if thread.name == gain_trial._WRITER:
+            thread.join()
 
 
 def on_trial(*modules: Doubled) -> None:
