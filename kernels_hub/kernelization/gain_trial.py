@@ -43,6 +43,8 @@ _LOST, _LOST_PAIRS = 0.7, 2
 """A kernel that takes this much longer each time is not tried further."""
 _WARM_UPS = 2
 """Calls of a module before its first pair: one of each side, which makes what later ones find."""
+_MOST_UNTRIED = 256
+"""Calls of a class of shape that cannot be tried, as all in a `generate`, until its modules are asked no more."""
 _MOST_CALLS = 40
 """Calls of a module that are tried, whatever came of them: of arguments that are of another size each time, nothing."""
 
@@ -83,19 +85,26 @@ class GainTrial:
     _ratios: dict[int, list[float]] = field(default_factory=dict)
     _table: GainTable = field(default_factory=GainTable)
     _given_up: set[int] = field(default_factory=set)
+    _untried: int = 0
+    """Calls that could not be tried."""
 
     def run(self, forward: Forward, module: nn.Module, args: Arguments, kwargs: Keywords) -> object:
         """A call of a module. forward: what is bound to it, which is taken off once it is known what is faster."""
         original = type(module).forward
         first: Any = args[0] if args else next(iter(kwargs.values()), None)
+        if self._untried > _MOST_UNTRIED:
+            self._settle(forward, module)
+            return original(module, *args, **kwargs)
         if not _can_be_tried(first):
+            self._untried += 1
             return original(module, *args, **kwargs)
         size = first.numel()
         rows = 1 << round(math.log2(max(1, size // self.width)))
         if rows in self._given_up or rows in self._table.cells.get(self.cell, {}):
             self._settle(forward, module)
             return self._known_forward(original, size)(module, *args, **kwargs)
-        if not has_native_code(self.kernel):
+        if (is_here := has_native_code(self.kernel)) is not True:
+            self._untried += is_here is False
             return original(module, *args, **kwargs)
         turns = self._turns.setdefault((id(module), rows), _Turns())
         turns.calls += 1

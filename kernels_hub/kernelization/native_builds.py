@@ -74,10 +74,12 @@ def _native_of(forward: object) -> ModuleType | None:
     return sys.modules.get(f"{package}.native")
 
 
-def has_native_code(kernel: Forward) -> bool:
-    """Whether the native code of a kernel is here, or it has none; what is not begins to be built."""
+def has_native_code(kernel: Forward) -> bool | None:
+    """Whether the native code of a kernel is here, or it has none; None while it is being built, which begins now."""
     native = _native_of(kernel)
-    return native is None or not hasattr(native, "is_built") or native.is_built() is True
+    if native is None or not hasattr(native, "is_built"):
+        return True
+    return native.is_built()  # type: ignore[no-any-return]
 
 
 def original_runs(forward: object) -> str | None:

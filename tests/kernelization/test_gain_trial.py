@@ -164,6 +164,18 @@ def test_calls_in_which_it_would_show_run_the_original():
     assert module.ran[-1] == "kernel"
 
 
+def test_where_no_call_can_be_tried_they_are_asked_no_more():
+    modules = [Doubled(0, 0) for _ in range(2)]
+    on_trial(*modules)
+    x = torch.randn(ROWS, SIZE)
+    with torch.no_grad():
+        modules[0].generate(x, gain_trial._MOST_UNTRIED + 2)
+        modules[1](x)
+    for module in modules:
+        assert "kernel" not in module.ran and "forward" not in module.__dict__
+        assert own_of(module).reason == "kept: its calls did not tell (this machine)"
+
+
 def _model() -> nn.Sequential:
     torch.manual_seed(0)
     return nn.Sequential(nn.MaxPool2d(3, 2, 1), nn.Conv2d(8, 8, 3, padding=1), nn.SiLU()).eval()
