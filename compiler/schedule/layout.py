@@ -18,6 +18,7 @@ from kernels_hub.compiler.ir.proofs import interval
 from kernels_hub.compiler.schedule.expand import has_pixels, is_laid_out
 from kernels_hub.compiler.schedule.index import permuted, row_major
 from kernels_hub.compiler.schedule.inlining import Inlining, Kind
+from kernels_hub.compiler.schedule.lower import reduction_axes
 
 DEEP = 256
 """Multiplications an element from which a convolution's work hides that it writes its channels far apart."""
@@ -105,25 +106,14 @@ class StrideOrder:
     def _is_of_groups(self, value: Value) -> bool:
         """Whether it reduces groups of channels, as split attention does: what lies channels last, reshaped so that its
         channels are two dims, along the first of these."""
-        if value.attrs["axes"] != (1,) or value.operands[0].rank != value.rank + 1 or not has_pixels(value):
+        if reduction_axes(value) != (1,) or value.operands[0].rank != value.rank + 1 or not has_pixels(value):
             return False
         groups, channels = value.operands[0].shape[1:3]
         whole = (value.shape[0], groups * channels, *value.shape[2:])
-        stack, seen = list(value.operands), set()
-        while stack:
-            one = stack.pop()
-            if one in seen:
-                continue
-            seen.add(one)
-            if self.inlining.is_stored(one):
-                if one in self._last and one.shape == whole:
-                    return True
-            elif Trait.POINTWISE in one.op.traits or one.op_name == "reshape":
-                stack += one.operands
-        return False
+        return any(one in self._last and one.shape == whole for one in self._sources(value, ("reshape",)))
 
-    def _sources(self, value: Value) -> list[Value]:
-        """Stored values of the same shape that it is made of, element by element; and what a pool reads."""
+    def _sources(self, value: Value, through: tuple[str, ...] = ("pad", "concat", "slice")) -> list[Value]:
+        """Stored values that it is made of, element by element and through such ops; and what a pool reads."""
         if self.inlining.kinds[value] is Kind.POOL:
             return [value.operands[0]]
         values: list[Value] = []
@@ -135,6 +125,6 @@ class StrideOrder:
             seen.add(one)
             if self.inlining.is_stored(one):
                 values.append(one)
-            elif Trait.POINTWISE in one.op.traits or one.op_name in {"pad", "concat", "slice"}:
+            elif Trait.POINTWISE in one.op.traits or one.op_name in through:
                 stack += one.operands
         return values

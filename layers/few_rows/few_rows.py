@@ -10,7 +10,7 @@ from __future__ import annotations
 import ctypes
 import math
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from pathlib import Path
 
@@ -106,6 +106,16 @@ def are_like(
 
 def runs_directly(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> bool:
     """Whether a call of these is for this kernel alone, past the operators that hold it and others: see `direct`."""
+    return may_run_directly(x, weights, biases, pays) and takes(x, weights, biases)
+
+
+def may_run_directly(
+    x: Tensor,
+    weights: Sequence[Tensor],
+    biases: Sequence[Tensor | None],
+    pays: Callable[[Tensor, Tensor], bool],
+) -> bool:
+    """Whether nobody sees that a kernel of linear layers, which `pays`, is called past the dispatcher."""
     first = weights[0]
     if type(first) not in _KINDS or is_observed() or x.is_nested:  # which has no sizes
         return False
@@ -114,7 +124,7 @@ def runs_directly(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor 
     for tensor in (*weights, *biases):
         if tensor is not None and not is_plain(tensor):
             return False
-    return not records_gradient(x, *weights, *biases) and takes(x, weights, biases)
+    return not records_gradient(x, *weights, *biases)
 
 
 _KINDS = (Parameter, Tensor)

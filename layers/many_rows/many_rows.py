@@ -14,10 +14,8 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-from torch.nn import Parameter
 
 from . import few_rows
-from .direct import is_observed, is_plain, records_gradient
 from .native import load, when_built
 from .packing import cache
 from .processor import has_vectors, is_amd
@@ -71,18 +69,7 @@ def takes(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None])
 
 def runs_directly(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> bool:
     """Whether a call of these is for this kernel alone, past the operators that hold it and others: see `direct`."""
-    first = weights[0]
-    if type(first) not in _KINDS or is_observed() or x.is_nested:  # which has no sizes
-        return False
-    if not pays(x, first) or not is_plain(x):
-        return False
-    for tensor in (*weights, *biases):
-        if tensor is not None and not is_plain(tensor):
-            return False
-    return not records_gradient(x, *weights, *biases) and takes(x, weights, biases)
-
-
-_KINDS = (Parameter, Tensor)
+    return few_rows.may_run_directly(x, weights, biases, pays) and takes(x, weights, biases)
 
 
 def linears(

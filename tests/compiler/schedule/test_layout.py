@@ -70,3 +70,19 @@ def test_sums_over_groups_of_channels_lie_channels_last(groups: int):
     inputs = graph.dummy_inputs(0, {})
     found = run_schedule(made, graph, inputs, {})["y"]
     np.testing.assert_allclose(found, evaluate(graph, inputs)["y"], rtol=1e-4, atol=1e-4)
+
+
+def test_the_place_of_the_largest_channel_of_a_pixel():
+    """As a segmentation model gives it: the reduction's result has pixels, and its op one axis."""
+    graph = Graph("classes")
+    x = graph.input("x", (2, 6, 5, 5))
+    data = np.random.default_rng(0).standard_normal((8, 6, 3, 3)).astype(np.float32)
+    w = graph.parameter("w", data.shape, data=data)
+    y = graph.apply("conv", x, w, strides=(1, 1), dilations=(1, 1), padding=((1, 1), (1, 1)), groups=1)
+    split = y.reshape((2, 2, 4, 5, 5))
+    graph.output("classes", graph.apply("argmax", y, axis=1))
+    graph.output("of groups", graph.apply("argmax", split, axis=1))
+    inputs = graph.dummy_inputs(0, {})
+    found, expected = run_schedule(schedule(graph), graph, inputs, {}), evaluate(graph, inputs)
+    for name in expected:
+        np.testing.assert_array_equal(found[name], expected[name])
