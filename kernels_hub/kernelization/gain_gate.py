@@ -133,6 +133,13 @@ def asks_for_gains() -> bool:
     return setting() != IGNORE
 
 
+def tries_gains() -> bool:
+    """Whether kernels of unknown gain are tried at calls: not where KERNELS_HUB_CALIBRATION says what is known."""
+    import torch
+
+    return not setting() and not torch.are_deterministic_algorithms_enabled()
+
+
 _FEW_ROWS = 63
 """Below the class of 64 rows: a kernel that gains at 16 and not at 64 reaches no further."""
 

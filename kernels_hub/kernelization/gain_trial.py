@@ -19,7 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from kernels_hub.calibration.database import THIS_MACHINE, KnownGains, Machine, add, load, setting
+from kernels_hub.calibration.database import THIS_MACHINE, KnownGains, Machine, add, load
 from kernels_hub.calibration.gain_table import LEAST_GAIN, Gain, GainTable, Shape
 from kernels_hub.kernelization.bind import (
     Forward,
@@ -47,13 +47,6 @@ _MOST_UNTRIED = 256
 """Calls of a class of shape that cannot be tried, as all in a `generate`, until its modules are asked no more."""
 _MOST_CALLS = 40
 """Calls of a module that are tried, whatever came of them: of arguments that are of another size each time, nothing."""
-
-
-def tries_gains() -> bool:
-    """Whether kernels are tried at calls: not where KERNELS_HUB_CALIBRATION says what is known."""
-    import torch
-
-    return not setting() and not torch.are_deterministic_algorithms_enabled()
 
 
 @dataclass

@@ -46,8 +46,8 @@ from kernels_hub.kernelization.gain_gate import (
     Sizes,
     Verdict,
     asks_for_gains,
+    tries_gains,
 )
-from kernels_hub.kernelization.gain_trial import GainTrial, tried_forward, tries_gains
 from kernels_hub.kernelization.jit import AT_FIRST_CALL
 from kernels_hub.kernelization.mapping_records import (
     ActiveMapping,
@@ -265,6 +265,7 @@ class ClassResolver:
         inside = plan.covers or any(function.kernel is not None for function in functions)
         if verdict.unknown is None or not self._tries or inside or kernel is None or own is None:
             return None
+        from kernels_hub.kernelization.gain_trial import GainTrial, tried_forward
 
         def gated(sizes: Sizes) -> Forward:
             return gated_by_size(kernel, cls, sizes, ())  # type: ignore[arg-type]  # a class can be hashed

@@ -136,21 +136,29 @@ def linears(
     """activation(x weight^T + bias) of up to three weights, side by side; for what `takes` says yes to."""
     library = _library()
     assert library is not None
-    x = x.contiguous()
-    out = x.new_empty((*x.shape[:-1], sum(weight.shape[0] for weight in weights)))
-    library.few_rows_linears(record(x, out, weights, biases, activation))
-    return out
+    return call(library.few_rows_linears, x, weights, biases, activation)
 
 
-def record(
-    x: Tensor, out: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None], activation: str
-) -> bytes:
-    """What the C++ of linear layers is given: x (..., K) and out contiguous, up to three weights (N, K)."""
-    fields, _ = _fields(weights, biases)
+def call(
+    function: Callable[[bytes], None],
+    x: Tensor,
+    weights: Sequence[Tensor],
+    biases: Sequence[Tensor | None],
+    activation: str,
+    columns: int | None = None,
+) -> Tensor:
+    """What a function in C++ makes of x (..., K), made contiguous, and up to three weights (N, K): (..., columns).
+
+    columns: of the result; by default, those of all weights side by side.
+    """
+    fields, all_columns = _fields(weights, biases)
     fields += _ABSENT * (MOST_WEIGHTS - len(weights))
-    width = x.shape[-1]
+    x = x.contiguous()
+    *leading, width = x.shape
+    out = x.new_empty((*leading, all_columns if columns is None else columns))
     numbers = (x.numel() // width, width, _TYPES[x.dtype], _ACTIVATIONS[activation])
-    return _RECORD.pack(x.data_ptr(), out.data_ptr(), *fields, *numbers)
+    function(_RECORD.pack(x.data_ptr(), out.data_ptr(), *fields, *numbers))
+    return out
 
 
 def gated_mlp(

@@ -69,7 +69,11 @@ def takes(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None])
 
 def runs_directly(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> bool:
     """Whether a call of these is for this kernel alone, past the operators that hold it and others: see `direct`."""
-    return few_rows.may_run_directly(x, weights, biases, pays) and takes(x, weights, biases)
+    return (
+        cache.refuses()  # as a rule it is not so, and nothing else is asked
+        and few_rows.may_run_directly(x, weights, biases, pays)
+        and takes(x, weights, biases)
+    )
 
 
 def linears(
@@ -78,10 +82,7 @@ def linears(
     """activation(x weight^T + bias) of up to three weights, side by side; for what `takes` says yes to."""
     library = _library()
     assert library is not None
-    x = x.contiguous()
-    out = x.new_empty((*x.shape[:-1], sum(weight.shape[0] for weight in weights)))
-    library.many_rows_linears(few_rows.record(x, out, weights, biases, activation))
-    return out
+    return few_rows.call(library.many_rows_linears, x, weights, biases, activation)
 
 
 def transposed_takes(x: Tensor, weight: Tensor, bias: Tensor) -> bool:
@@ -101,10 +102,7 @@ def transposed_linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """x weight + bias; for what `transposed_takes` says yes to."""
     library = _library()
     assert library is not None
-    x = x.contiguous()
-    out = x.new_empty((*x.shape[:-1], weight.shape[1]))
-    library.many_rows_transposed(few_rows.record(x, out, (weight.t(),), (bias,), "none"))
-    return out
+    return few_rows.call(library.many_rows_transposed, x, (weight.t(),), (bias,), "none")
 
 
 def gated(
@@ -113,7 +111,5 @@ def gated(
     """activation(x gate^T + gate_bias) * (x up^T + up_bias) of weights of one shape; for what `takes` says yes to."""
     library = _library()
     assert library is not None
-    x = x.contiguous()
-    out = x.new_empty((*x.shape[:-1], gate.shape[0]))
-    library.many_rows_gated(few_rows.record(x, out, (gate, up), (gate_bias, up_bias), activation))
-    return out
+    both = (gate, up), (gate_bias, up_bias)
+    return few_rows.call(library.many_rows_gated, x, *both, activation, columns=gate.shape[0])

@@ -149,6 +149,11 @@ def is_refused(weight: Tensor) -> bool:
     return found is not None and found() is weight
 
 
+def refuses() -> bool:
+    """Whether `refuse` holds for any weight."""
+    return bool(_REFUSED)
+
+
 def allow(weight: Tensor) -> None:
     """Undo `refuse`."""
     _REFUSED.pop(id(weight), None)
