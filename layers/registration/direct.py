@@ -76,7 +76,8 @@ def is_for_any_size(tensor: Tensor) -> bool:
 
 @cache
 def _plain_keys(device: str) -> frozenset[int]:
-    ordinary = torch.empty(0, device=device)
+    with torch.inference_mode(False):  # this may be asked first within one
+        ordinary = torch.empty(0, device=device)
     with torch.inference_mode():
         inference = torch.empty(0, device=device)
     return frozenset(_keys(tensor).raw_repr() for tensor in (ordinary, inference))

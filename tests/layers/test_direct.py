@@ -163,6 +163,14 @@ def test_a_plain_call_is_direct(
     assert_close(direct, expected, factor=2)
 
 
+def test_what_is_plain_does_not_depend_on_who_asks_first() -> None:
+    direct = sys.modules[f"{LINEAR.__name__}.direct"]
+    with torch.inference_mode():
+        within = direct._plain_keys.__wrapped__("cpu")
+    assert within == direct._plain_keys.__wrapped__("cpu")
+    assert len(within) == 2  # those of inference tensors are others
+
+
 @pytest.mark.parametrize("kind", [Operators, Functions])
 def test_modes_see_the_operator(case: Case, kind: type[Any]) -> None:
     x = torch.randn(1, 7, WIDTH)
