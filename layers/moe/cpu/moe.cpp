@@ -21,6 +21,7 @@
 
 #include "column_products.h"
 #include "dot_products.h"
+#include "exponential.h"
 
 namespace {
 
