@@ -31,6 +31,7 @@ from kernels_hub.kernelization.bind import (
     unbind_forward,
     weights_protocol,
 )
+from kernels_hub.kernelization.chain_plan import plan_chains
 from kernels_hub.kernelization.copy_budget import budget_in_bytes, over_budget, with_uncopied
 from kernels_hub.kernelization.device import Device, as_target, is_here
 from kernels_hub.kernelization.fallback import KernelizeFallback, as_fallback
@@ -41,7 +42,16 @@ from kernels_hub.kernelization.mapping import active_mapping
 from kernels_hub.kernelization.mode import Mode, check_kernelize_mode
 from kernels_hub.kernelization.native_builds import build_at_once
 from kernels_hub.kernelization.outcome import RECORD_ATTRIBUTE, ModuleRecord, SwapDecision, record_of
-from kernels_hub.kernelization.report import Report, Row, row_of, told_of_parts, untagged_row
+from kernels_hub.kernelization.report import (
+    Chains,
+    Report,
+    Row,
+    note_chains,
+    row_of,
+    told_of_chains,
+    told_of_parts,
+    untagged_row,
+)
 from kernels_hub.kernelization.resolve import ClassPlan, ClassResolver, FunctionPlan, overlay_forward
 from kernels_hub.kernelization.settle import CHANGING
 from kernels_hub.kernelization.steps import NOTHING, Group, Plan, Step, log_plan
@@ -116,6 +126,8 @@ def kernelize(
     where = active_mapping(), as_target(device, model), mode, fallback
     resolver = ClassResolver(*where, keeps_originals=originals, tries=tries, model=model)
     plan = _plan_within(budget_in_bytes(copy_budget, model), model, resolver, fallback)
+    if verify is None:  # which gives every kernel what its own module gets
+        plan_chains(model, plan, mode)
     if wait:
         build_at_once()
     _begin_to_compile(plan, strict=fallback is KernelizeFallback.NONE, waits=wait or verify is not None)
@@ -199,19 +211,24 @@ def explain(model: nn.Module, *, mode: Mode, device: str | torch.device | Device
         importable=is_here(target),
         model=model,
     )
-    steps = {id(step.module): step for step in _plan(model, resolver).all_steps()}
+    plan = _plan(model, resolver)
+    if is_here(target):
+        plan_chains(model, plan, mode)
+    steps = {id(step.module): step for step in plan.all_steps()}
     rows: list[Row] = []
+    chains: Chains = {}
     for path, module in model.named_modules():
         step = steps.get(id(module))
         name = type(module).__qualname__
         own = step.record.own if step else None
         rows.append(untagged_row(path, name) if own is None else row_of(path, name, own))
         if step:
+            note_chains(chains, path, step.record)
             rows.extend(
                 row_of(f"{path}:{function}", function, outcome)
                 for function, outcome in (*step.record.functions, *step.record.attributes)
             )
-    return Report(told_of_parts(rows))
+    return Report(told_of_parts(told_of_chains(rows, chains)))
 
 
 # -- plan ----------------------------------------------------------------------------------------

@@ -254,11 +254,20 @@ def object_name(value: Any) -> str:
     return f"{named.__module__}.{named.__qualname__}"
 
 
-def overlaid_forward(cls: type[nn.Module], replacements: Mapping[str, Forward]) -> Forward:
-    """`overlay_globals` of a class's forward, as long as the class has it and no mode sees its calls."""
-    forward = cls.forward
+def overlaid_forward(
+    cls: type[nn.Module], replacements: Mapping[str, Forward], written: FunctionType | None = None
+) -> Forward:
+    """`overlay_globals` of a class's forward, as long as the class has it and no mode sees its calls.
+
+    written: takes the place of that forward, and refers to what it refers to.
+    """
+    forward = cls.forward if written is None else written
     assert isinstance(forward, FunctionType)
-    return guarded_forward(overlay_globals(forward, replacements), cls, passes_on=True)
+    if replacements:
+        forward = overlay_globals(forward, replacements)
+    elif written is not None:
+        label(forward, cls.forward)
+    return guarded_forward(forward, cls, passes_on=True)
 
 
 def overlay_globals(forward: FunctionType, replacements: Mapping[str, Forward]) -> FunctionType:

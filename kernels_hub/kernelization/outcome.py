@@ -55,6 +55,10 @@ class SwapDecision:
         return self  # immutable, and shared by every module with the same decision
 
 
+Chain = tuple[tuple[str, ...], SwapDecision]
+"""Names of children, each of which gets what the one before returns, and the decision whose kernel runs them."""
+
+
 @dataclass(frozen=True, slots=True)
 class ModuleRecord:
     """Everything decided for one module: its own forward, and the functions that forward calls."""
@@ -66,6 +70,8 @@ class ModuleRecord:
     """(instance attribute that holds a tagged function, decision)."""
     strict: bool = False
     """Whether copies of its weights are compared with them at every call."""
+    chains: tuple[Chain, ...] = ()
+    """Children that its forward calls one after the other and that run as one."""
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ModuleRecord:
         return self

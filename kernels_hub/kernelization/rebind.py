@@ -25,12 +25,13 @@ from kernels_hub.kernelization.bind import (
     weights_protocol,
     without_copies,
 )
+from kernels_hub.kernelization.chains import with_chains
 from kernels_hub.kernelization.compiled_layer import CompiledLayer
 from kernels_hub.kernelization.function_places import referred_as
 from kernels_hub.kernelization.gain_gate import Sizes, gated_forward
 from kernels_hub.kernelization.jit import PendingLayer
 from kernels_hub.kernelization.mapping_records import LayerSource
-from kernels_hub.kernelization.outcome import ModuleRecord, SwapDecision, record_of
+from kernels_hub.kernelization.outcome import Chain, ModuleRecord, SwapDecision, record_of
 
 if TYPE_CHECKING:
     from torch import nn
@@ -81,7 +82,7 @@ def forward_of_record(record: ModuleRecord, cls: type[nn.Module]) -> Forward:
         )
         kernel = kernel if own.copies else without_copies(kernel)
         return gated_by_size(kernel, cls, own.sizes, record.functions) if own.sizes else kernel  # type: ignore[arg-type]  # a class can be hashed
-    return _forward_with_functions(cls, record.functions)
+    return _forward_with_functions(cls, record.functions, record.chains)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -91,7 +92,9 @@ def gated_by_size(kernel: Forward, cls: type[nn.Module], sizes: Sizes, functions
     return gated_forward(kernel, cls, sizes, original)  # type: ignore[arg-type]  # a class can be hashed
 
 
-def _forward_with_functions(cls: type[nn.Module], functions: Functions) -> Forward:
+def _forward_with_functions(
+    cls: type[nn.Module], functions: Functions, chains: tuple[Chain, ...] = ()
+) -> Forward:
     forward = cls.forward
     assert isinstance(forward, FunctionType)
     kernels = {
@@ -99,7 +102,7 @@ def _forward_with_functions(cls: type[nn.Module], functions: Functions) -> Forwa
         for name, outcome in functions
         if outcome.swapped
     }
-    return overlaid_forward(cls, kernels)
+    return overlaid_forward(cls, kernels, with_chains(cls, chains) if chains else None)
 
 
 def _function_of_outcome(function: Forward, outcome: SwapDecision) -> Forward:

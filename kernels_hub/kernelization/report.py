@@ -14,7 +14,7 @@ from kernels_hub.escaping import HtmlText
 from kernels_hub.kernelization.bind import KernelForward, KernelFunction, weights_protocol
 from kernels_hub.kernelization.mode import Mode
 from kernels_hub.kernelization.native_builds import original_runs
-from kernels_hub.kernelization.outcome import SwapDecision, record_of
+from kernels_hub.kernelization.outcome import ModuleRecord, SwapDecision, record_of
 from kernels_hub.tables import html_table, terminal_width, text_table
 
 if TYPE_CHECKING:
@@ -53,6 +53,8 @@ class Row:
     """Ranges, first and last, of the numbers of rows for which the kernel runs; none: for all."""
     served_by: str | None = None
     """The addresses that the kernel was fetched from, where a mirror of the Hub was one of them."""
+    followers: tuple[str, ...] = ()
+    """The names of the modules that get its result one after the other and that its kernel computes as well."""
 
     @property
     def kernel(self) -> str | None:
@@ -163,7 +165,8 @@ def _cells(group: _Group) -> tuple[str, ...]:
     row = group.row
     matched = f"{row.device} {row.mode}" if row.swapped else "-"
     path = group.path or "(model)"
-    reason = "; ".join(filter(None, (_times(row), row.reason)))
+    others = f"computes {', '.join(row.followers)} as well" if row.followers else None
+    reason = "; ".join(filter(None, (_times(row), row.reason, others)))
     gain = "-" if row.gain is None or row.gain_source is None or not row.swapped else _gain(row)
     name = row.layer_name or "-"
     return (path, row.class_name, name, str(group.count), row.kernel or "-", matched, gain, reason)
@@ -190,9 +193,15 @@ def report(model: nn.Module) -> Report:
     ['', '0']
     """
     rows: list[Row] = []
+    chains: Chains = {}
     for path, module in model.named_modules():
         rows.extend(_rows_of(path, module))
-    return Report(told_of_parts(rows), sum(parameter.nbytes for parameter in model.parameters()))
+        record = record_of(module)
+        if record is not None and isinstance(module.__dict__.get("forward"), KernelForward):
+            note_chains(chains, path, record)
+    return Report(
+        told_of_parts(told_of_chains(rows, chains)), sum(parameter.nbytes for parameter in model.parameters())
+    )
 
 
 def _rows_of(path: str, module: nn.Module) -> Iterator[Row]:
@@ -207,6 +216,23 @@ def _rows_of(path: str, module: nn.Module) -> Iterator[Row]:
         held = record is not None and (name, outcome) in record.attributes
         lost = "its kernel was replaced" if held and outcome.swapped else None
         yield row_of(f"{path}:{name}", name, outcome, lost if not isinstance(bound, KernelFunction) else None)
+
+
+Chains = dict[str, tuple[str, ...]]
+"""The path of a module -> the names of those that its kernel computes as well."""
+
+
+def note_chains(chains: Chains, path: str, record: ModuleRecord) -> None:
+    """Add the chains of the children of the module at a path."""
+    chains.update((f"{path}.{names[0]}".lstrip("."), names[1:]) for names, _ in record.chains)
+
+
+def told_of_chains(rows: Iterable[Row], chains: Chains) -> list[Row]:
+    """The rows; those of modules that run a kernel say what else it computes."""
+    return [
+        replace(row, followers=followers) if row.swapped and (followers := chains.get(row.path)) else row
+        for row in rows
+    ]
 
 
 def _own_row(path: str, class_name: str, module: nn.Module, own: SwapDecision) -> Row:

@@ -65,8 +65,11 @@ def activation_name(activation: Any) -> str | None:
     """
     if not isinstance(activation, nn.Module):
         return _OF_FUNCTIONS.get(activation) if callable(activation) else None
-    if not runs_own_forward(activation):
-        return None
+    return written_activation(activation) if runs_own_forward(activation) else None
+
+
+def written_activation(activation: nn.Module) -> str | None:
+    """The key in FORMULAS of what the forward of a module's class computes; None where it is none of them."""
     kind = type(activation)
     if not has_written_forward(kind):
         return None
@@ -79,6 +82,12 @@ def activation_name(activation: Any) -> str | None:
     if kind.__module__ == "transformers.activations":
         return _OF_TRANSFORMERS.get(kind.__name__)
     return None
+
+
+def passes_on(module: nn.Module) -> bool:
+    """Whether the forward of a module's class returns what it is given, in eval mode."""
+    kind = type(module)
+    return kind in (nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d) and has_written_forward(kind)
 
 
 def is_plain_linear(module: Any) -> bool:

@@ -11,6 +11,7 @@ from .few_or_many import pays
 from .packing import held
 
 PackedWeight = held.PackedWeight
+is_tracing = torch._C._is_tracing
 
 
 def applies(x: Tensor, weights: tuple[Tensor, ...], biases: tuple[Tensor | None, ...]) -> bool:
@@ -24,8 +25,9 @@ def applies(x: Tensor, weights: tuple[Tensor, ...], biases: tuple[Tensor | None,
         return False
     first = weights[0]
     compiling = torch.compiler.is_compiling()
-    # What is too small for a kernel is too small for many questions: this one is asked first.
-    if not compiling and type(first) is not PackedWeight and not pays(x, first):
+    # What is too small for a kernel is too small for many questions: this one is asked first. In a trace of torch.jit
+    # sizes are tensors, and comparing them warns.
+    if not compiling and type(first) is not PackedWeight and (is_tracing() or not pays(x, first)):
         return False
     if (
         not (_is_plain(x) and is_strided(x))

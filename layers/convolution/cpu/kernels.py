@@ -17,11 +17,12 @@ packed copies in float32, and rounded once: 50 times faster for a ResNet-50.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from . import minimal, planes, reference
+from . import finish, minimal, planes, reference
 from .copies import Copies
 from .guard import finished, mark_strict
 from .layouts import Layouts
@@ -38,10 +39,33 @@ def at_once(
     padding: Sequence[int],
     dilation: Sequence[int],
     groups: int,
+    following: tuple[Any, float, str] | None = None,
 ) -> Tensor | None:
-    """conv2d or conv1d for calls that nothing must see, without a gradient; None for those that `pays` is about."""
-    plan = planes.plan(input, weight, bias, stride, padding, dilation, groups)
-    return None if plan is None else planes.convolve(plan, input, weight, bias)
+    """conv2d or conv1d for calls that nothing must see, without a gradient; None for those that `pays` is about.
+
+    following: the tensors of a norm, its eps, and an activation, which are computed with it.
+    """
+    geometry = (stride, padding, dilation, groups)
+    plan = planes.plan(input, weight, bias, *geometry)
+    if following is None:
+        return None if plan is None else planes.convolve(plan, input, weight, bias)
+    follower = finish.as_followers(weight.shape[0], *following)
+    if follower is None:
+        return None
+    if plan is not None:
+        return planes.convolve(plan, input, weight, bias, follower)
+    if not (
+        minimal.takes(input, weight, *geometry)
+        and input.is_contiguous()
+        and weight.dtype is torch.float32
+        and reference.is_regular(input, weight, bias, *geometry)
+    ):
+        return None
+    sources = [weight] if bias is None else [weight, bias]
+    filter = _FILTERS.get(sources, (), lambda: minimal.Filter(*_cast(weight, bias, torch.float32)))
+    result = minimal.convolve_planes(input, filter, padding, follower) if filter.fits else None
+    finished()
+    return result
 
 
 def pays(input: Tensor, weight: Tensor, stride: Sequence[int], dilation: Sequence[int], groups: int) -> bool:

@@ -1,5 +1,6 @@
 // 3 x 3 convolution of stride 1 by minimal filtering (winograd.h), with bias, residual and ReLU in its epilogue.
 #include "conv_shape.h"
+#include "finish.h"
 #include "gemm.h"
 #include "winograd.h"
 
@@ -12,15 +13,22 @@ kh::ConvShape shape_of(const int64_t s[8]) {  // n, c, o, height, width, pad abo
 
 constexpr int64_t kMostKept = 4 << 20;  // floats of images that a thread keeps from call to call
 
-// x (n, rows, columns) to y (n, columns, rows): an image of planes to one of pixels, or back.
-void transpose_images(int64_t n, int64_t rows, int64_t columns, const float* x, float* y) {
-  constexpr int64_t kColumns = 64;  // a quarter of a kilobyte of each row
+// x (n, rows, columns) to y (n, columns, rows): an image of planes to one of pixels, or back. finish: of a column of x
+// and some of its rows, what follows, while they are in a cache.
+template <class Finish>
+void transpose_images(int64_t n, int64_t rows, int64_t columns, const float* x, float* y, const Finish& finish) {
+  constexpr int64_t kColumns = 64, kRows = 512;  // a quarter of a kilobyte of each row
   const int64_t blocks = kh::ceil_div(columns, kColumns);
-  kh::parallel(n * blocks, kh::max<int64_t>(1, 8192 / (kColumns * rows)), [=](int64_t begin, int64_t end) {
+  kh::parallel(n * blocks, kh::max<int64_t>(1, 8192 / (kColumns * rows)), [=, &finish](int64_t begin, int64_t end) {
     for (int64_t block = begin; block < end; ++block) {
       const int64_t image = block / blocks * rows * columns, first = block % blocks * kColumns;
-      kh::transpose(x + image + first, columns, y + image + first * rows, rows, rows,
-                    kh::min(kColumns, columns - first));
+      const int64_t wide = kh::min(kColumns, columns - first);
+      for (int64_t row = 0; row < rows; row += kRows) {
+        const int64_t some = kh::min(kRows, rows - row);
+        float* const to = y + image + first * rows + row;
+        kh::transpose(x + image + row * columns + first, columns, to, rows, some, wide);
+        for (int64_t column = 0; column < wide; ++column) finish(to + column * rows, some, first + column);
+      }
     }
   });
 }
@@ -62,18 +70,22 @@ __attribute__((visibility("default"))) void minimal_run(const int64_t* shape, co
 }
 
 
-// The same of x (n, channels, height, width) to y (n, o, height, width), without residual and ReLU. The images of pixels
-// between are memory that is kept: new memory of that size costs as much as the copies.
+// The same of x (n, channels, height, width) to y (n, o, height, width), without residual and ReLU; followers may be null.
+// The images of pixels between are memory that is kept: new memory of that size costs as much as the copies.
 __attribute__((visibility("default"))) void minimal_run_planes(const int64_t* shape, const float* x, const float* packed,
-                                                               const float* bias, float* y) {
+                                                               const float* bias, const kh::Followers* followers,
+                                                               float* y) {
   const kh::ConvShape s = shape_of(shape);
   const int64_t in = s.in[1] * s.in[2], out = s.out[1] * s.out[2];
   const int64_t first = kh::round_up(s.n * in * s.c, 16), all = first + s.n * out * s.o;
   kh::Workspace own;
   float* const pixels = (all <= kMostKept ? kh::workspace<kh::Use::kInput>() : own).floats(all);
-  transpose_images(s.n, s.c, in, x, pixels);
+  const kh::Finish finish(followers, s.o);
+  transpose_images(s.n, s.c, in, x, pixels, [](float*, int64_t, int64_t) {});
   minimal_run(shape, pixels, packed, bias, nullptr, 0, pixels + first);
-  transpose_images(s.n, out, s.o, pixels + first, y);
+  transpose_images(s.n, out, s.o, pixels + first, y, [&](float* of, int64_t count, int64_t channel) {
+    finish.plane(of, count, channel);
+  });
 }
 
 }  // extern "C"

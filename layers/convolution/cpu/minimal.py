@@ -18,6 +18,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from .finish import Followers
 from .native import load, when_built
 
 _LINE = 16
@@ -104,15 +105,18 @@ def convolve(
     return output
 
 
-def convolve_planes(input: Tensor, filter: Filter, padding: Sequence[int]) -> Tensor:
-    """conv2d(input) + bias, contiguous. input (N, C, H, W)."""
+def convolve_planes(
+    input: Tensor, filter: Filter, padding: Sequence[int], followers: Followers | None = None
+) -> Tensor:
+    """conv2d(input) + bias, then what follows, contiguous. input (N, C, H, W)."""
     input = input.contiguous()
     numbers, output = _arguments(input, filter, padding, torch.contiguous_format)
     library = _library()
     assert library is not None
     library.minimal_run_planes(
-        numbers, input.data_ptr(), filter.packed.data_ptr(), _address(filter.bias), output.data_ptr()
-    )
+        numbers, input.data_ptr(), filter.packed.data_ptr(), _address(filter.bias),
+        None if followers is None else ctypes.byref(followers), output.data_ptr(),
+    )  # fmt: skip
     return output
 
 
@@ -148,6 +152,11 @@ def _library() -> ctypes.CDLL | None:
         )
         library.minimal_run.argtypes = (numbers, *[address] * 4, ctypes.c_int64, address)
         library.minimal_run.restype = None
-        library.minimal_run_planes.argtypes = (numbers, *[address] * 4)
+        library.minimal_run_planes.argtypes = (
+            numbers,
+            *[address] * 3,
+            ctypes.POINTER(Followers),
+            address,
+        )
         library.minimal_run_planes.restype = None
     return library

@@ -7,6 +7,7 @@
 
 #include "conv_shape.h"
 #include "depthwise.h"
+#include "finish.h"
 #include "parallel.h"
 #include "plane_sums.h"
 
@@ -20,7 +21,8 @@ inline bool is_small(const PlaneShape& s) {
 }
 
 // Vectors of channels, of which each is turned round, convolved as channels_last and turned back.
-inline void by_channels(const PlaneShape& s, const float* x, const float* weight, const float* bias, float* y) {
+inline void by_channels(const PlaneShape& s, const float* x, const float* weight, const float* bias,
+                        const Finish& finish, float* y) {
   const ConvShape shape{1, kLanes, kLanes, kLanes,
                             {1, s.height, s.width}, {1, s.rows, s.columns}, {1, s.stride_h, s.stride_w},
                             {0, s.above, s.left}, {1, s.dilation_h, s.dilation_w}, {1, s.out_height, s.out_width}};
@@ -40,13 +42,15 @@ inline void by_channels(const PlaneShape& s, const float* x, const float* weight
         store(made + row * kLanes, load(sums) + more);
       };
       conv_depthwise(shape, Pixels{seen, {in * kLanes, in * kLanes, s.width * kLanes, kLanes}}, packed, epilogue);
+      finish.pixels(made, out, kLanes, channel);
       transpose(made, kLanes, y + image * out, out, out, kLanes);
     }
   });
 }
 
 // x (n, height, width, c), y (n, out_height, out_width, c). The weights, which are few, are turned round at every call.
-inline void by_pixels(const PlaneShape& s, const float* x, const float* weight, const float* bias, float* y) {
+inline void by_pixels(const PlaneShape& s, const float* x, const float* weight, const float* bias, const Finish& finish,
+                      float* y) {
   const ConvShape shape{s.n, s.c, s.c, s.c,
                         {1, s.height, s.width}, {1, s.rows, s.columns}, {1, s.stride_h, s.stride_w},
                         {0, s.above, s.left}, {1, s.dilation_h, s.dilation_w}, {1, s.out_height, s.out_width}};
@@ -58,9 +62,10 @@ inline void by_pixels(const PlaneShape& s, const float* x, const float* weight, 
     for (int64_t tap = 0; last == s.c && tap < s.taps(); ++tap)  // vectors are read whole
       std::fill(packed + tap * padded + s.c, packed + (tap + 1) * padded, 0.0f);
   });
-  auto epilogue = [=](int64_t row, int64_t j, int64_t count, const float* sums) {
+  auto epilogue = [=, &finish](int64_t row, int64_t j, int64_t count, const float* sums) {
     float* const to = y + row * s.c + j;
     for (int64_t i = 0; i < count; ++i) to[i] = bias == nullptr ? sums[i] : sums[i] + bias[j + i];
+    finish.pixels(to, 1, count, j);
   };
   conv_depthwise(shape, Pixels{x, {image, image, line, s.c}}, packed, epilogue);
 }

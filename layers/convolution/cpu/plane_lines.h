@@ -8,6 +8,7 @@
 #include <cstring>
 #include <utility>
 
+#include "finish.h"
 #include "parallel.h"
 #include "plane_sums.h"
 
@@ -184,7 +185,8 @@ inline void column_sums(const PlaneShape& s, const Padded& p, const Columns& ker
   if (!fits) finish_lines(s, lines, pitch, tile, 0.0f, y);
 }
 
-inline void by_lines(const PlaneShape& s, const float* x, const float* weight, const float* bias, float* y) {
+inline void by_lines(const PlaneShape& s, const float* x, const float* weight, const float* bias, const Finish& finish,
+                     float* y) {
   const int64_t filters = s.filters(), channels = s.channels(), depth = s.depth();
   const int64_t blocks = ceil_div(filters, kMostRows), high = ceil_div(filters, blocks);
   int64_t out_lines = s.out_height;
@@ -224,6 +226,7 @@ inline void by_lines(const PlaneShape& s, const float* x, const float* weight, c
         float* const to = y + image * s.out_plane() + first * s.out_width;
         const float more = bias == nullptr ? 0.0f : bias[group];
         column_sums(s, p, *columns, lines, weight + group * depth, copied, more, tile, to);
+        finish.plane(to, lines * s.out_width, group);
         continue;
       }
       for (int64_t filter = 0; filter < filters; filter += high) {
@@ -233,6 +236,7 @@ inline void by_lines(const PlaneShape& s, const float* x, const float* weight, c
         for (int64_t row = 0; row < some; ++row) {
           float* const to = y + (image * filters + filter + row) * s.out_plane() + first * s.out_width;
           finish_lines(s, lines, p.pitch, tile + row * apart, bias == nullptr ? 0.0f : bias[of + row], to);
+          finish.plane(to, lines * s.out_width, of + row);
         }
       }
     }

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <cstring>
 
+#include "finish.h"
 #include "parallel.h"
 #include "plane_sums.h"
 
@@ -89,7 +90,8 @@ struct PlaneCut {
   }
 };
 
-inline void by_product(const PlaneShape& s, const float* x, const float* weight, const float* bias, float* y) {
+inline void by_product(const PlaneShape& s, const float* x, const float* weight, const float* bias, const Finish& finish,
+                       float* y) {
   const int64_t pixels = s.out_plane(), depth = s.depth(), filters = s.filters();
   const PlaneCut cut(s);
   parallel_tasks(ceil_div(cut.all, cut.run) * cut.parts, cut.team, [&](Tickets& tickets) {
@@ -116,6 +118,7 @@ inline void by_product(const PlaneShape& s, const float* x, const float* weight,
             const float more = bias == nullptr ? 0.0f : bias[group * filters + row + i];
             float* const to = y + (image * filters + row + i) * pixels + first;
             for (int64_t j = 0; j < count; ++j) to[j] = sums[i * kChunk + j] + more;
+            finish.plane(to, count, group * filters + row + i);
           }
         }
       }

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <cstring>
 
+#include "finish.h"
 #include "plane_channels.h"
 #include "plane_lines.h"
 #include "plane_product.h"
@@ -25,26 +26,27 @@ bool is_narrow(const kh::PlaneShape& s) {
 extern "C" {
 
 // x (n, c, height, width), weight (o, c / groups, rows, columns), y (n, o, out_height, out_width), without gaps; bias
-// (o) may be null. numbers: a PlaneShape.
+// (o) and followers may be null. numbers: a PlaneShape.
 __attribute__((visibility("default"))) void planes_run(const int64_t* numbers, const float* x, const float* weight,
-                                                       const float* bias, float* y) {
+                                                       const float* bias, const kh::Followers* followers, float* y) {
   kh::PlaneShape s;
   std::memcpy(&s, numbers, sizeof s);
+  const kh::Finish finish(followers, s.o);
   if (kh::is_small(s)) {
-    kh::by_channels(s, x, weight, bias, y);
+    kh::by_channels(s, x, weight, bias, finish, y);
   } else if (is_narrow(s)) {
-    kh::by_lines(s, x, weight, bias, y);
+    kh::by_lines(s, x, weight, bias, finish, y);
   } else {
-    kh::by_product(s, x, weight, bias, y);
+    kh::by_product(s, x, weight, bias, finish, y);
   }
 }
 
 // The same of channels_last x and y, where each channel has a group and a filter of its own.
 __attribute__((visibility("default"))) void pixels_run(const int64_t* numbers, const float* x, const float* weight,
-                                                       const float* bias, float* y) {
+                                                       const float* bias, const kh::Followers* followers, float* y) {
   kh::PlaneShape s;
   std::memcpy(&s, numbers, sizeof s);
-  kh::by_pixels(s, x, weight, bias, y);
+  kh::by_pixels(s, x, weight, bias, kh::Finish(followers, s.o), y);
 }
 
 }  // extern "C"

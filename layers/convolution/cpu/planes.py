@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from . import minimal, reference
+from .finish import Followers
 from .native import load, when_built
 
 _LEAST_PIXELS = 8
@@ -120,8 +121,10 @@ def _plan(
     )
 
 
-def convolve(geometry: Geometry, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """conv2d(input) + bias, laid out as the input, of arguments that have it."""
+def convolve(
+    geometry: Geometry, input: Tensor, weight: Tensor, bias: Tensor | None, followers: Followers | None = None
+) -> Tensor:
+    """conv2d(input) + bias, laid out as the input, of arguments that have it; then what follows."""
     output = torch.empty(geometry.shape, memory_format=geometry.layout)
     library = _library()
     assert library is not None
@@ -131,6 +134,7 @@ def convolve(geometry: Geometry, input: Tensor, weight: Tensor, bias: Tensor | N
         input.data_ptr(),
         weight.data_ptr(),
         None if bias is None else bias.data_ptr(),
+        None if followers is None else ctypes.byref(followers),
         output.data_ptr(),
     )
     return output
@@ -144,5 +148,11 @@ def _library() -> ctypes.CDLL | None:
     if library is not None:
         address = ctypes.c_void_p
         for run in (library.planes_run, library.pixels_run):
-            run.argtypes, run.restype = (ctypes.POINTER(ctypes.c_int64), *[address] * 4), None
+            run.argtypes = (
+                ctypes.POINTER(ctypes.c_int64),
+                *[address] * 3,
+                ctypes.POINTER(Followers),
+                address,
+            )
+            run.restype = None
     return library

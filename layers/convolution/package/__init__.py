@@ -4,7 +4,7 @@ CPU: contiguous images as they lie; channels-last ones on weights packed once fo
 CUDA and ROCm: an implicit matrix product in Triton, with the batch norm in its epilogue.
 """
 
-from . import layers, weights
+from . import followers, layers, weights
 from .operators import conv2d, conv_norm
 
-__all__ = ["conv2d", "conv_norm", "layers", "weights"]
+__all__ = ["conv2d", "conv_norm", "followers", "layers", "weights"]
