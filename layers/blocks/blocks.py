@@ -20,6 +20,8 @@ from torch import Tensor, nn
 from torch.compiler import is_compiling
 from torch.nn.modules import module as _module
 
+from .activation_code import activation_of_code
+
 
 def _quick_gelu(x: Tensor) -> Tensor:
     return x * torch.sigmoid(1.702 * x)
@@ -60,8 +62,8 @@ _OF_FUNCTIONS: Mapping[Any, str] = {F.relu: "relu", torch.relu: "relu", F.silu: 
 def activation_name(activation: Any) -> str | None:
     """The key in FORMULAS of what a module or function computes; None where it is none of them.
 
-    Modules of torch.nn and of transformers, by their exact class, with no hooks and no forward of
-    their own; the functions of torch.nn.functional.
+    Modules of torch.nn and of transformers by their exact class, those of others by the code of their forward, with no
+    hooks and no forward of their own; the functions of torch.nn.functional.
     """
     if not isinstance(activation, nn.Module):
         return _OF_FUNCTIONS.get(activation) if callable(activation) else None
@@ -81,7 +83,7 @@ def written_activation(activation: nn.Module) -> str | None:
         return {"none": "gelu", "tanh": "gelu_tanh"}.get(str(activation.approximate))
     if kind.__module__ == "transformers.activations":
         return _OF_TRANSFORMERS.get(kind.__name__)
-    return None
+    return None if is_compiling() else activation_of_code(kind.forward)
 
 
 def passes_on(module: nn.Module) -> bool:
