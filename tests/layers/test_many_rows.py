@@ -199,3 +199,30 @@ def test_projections_of_attention_are_one_call(ran: list[str]):
     assert ran == ["linears"]
     for part, weight in zip(parts, weights, strict=True):
         assert_close(part, exact(x, weight, None))
+
+
+def test_what_is_compiled_does_not_depend_on_whose_copies_are_refused() -> None:
+    cache = sys.modules[LINEAR.__name__ + ".few_or_many"].many_rows.cache
+    compiled: list[object] = []
+
+    def backend(graph: torch.fx.GraphModule, _: object) -> object:
+        compiled.append(graph)
+        return graph
+
+    torch.compiler.reset()
+    module, other = nn.Linear(8, 8), nn.Linear(8, 8)
+    x = torch.ones(2, 8)
+
+    def asked(x: Tensor) -> Tensor:
+        return x - 1 if cache.is_refused(module.weight) or cache.refuses() else x + 1
+
+    call = torch.compile(asked, backend=backend)
+    cache.refuse(other.weight)
+    assert torch.equal(call(x), x + 1)
+    cache.refuse(module.weight)
+    assert torch.equal(call(x), x + 1)
+    cache.allow(module.weight)
+    cache.allow(other.weight)
+    assert torch.equal(call(x), x + 1)
+    torch.compiler.reset()
+    assert len(compiled) == 1

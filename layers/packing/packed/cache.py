@@ -144,14 +144,16 @@ def refuse(weight: Tensor) -> None:
 
 
 def is_refused(weight: Tensor) -> bool:
-    """Whether `refuse` holds for a weight."""
+    """Whether `refuse` holds for a weight. Not in code that is traced, which would depend on what others are."""
+    if torch.compiler.is_compiling():
+        return False
     found = _REFUSED.get(id(weight)) if _REFUSED else None
     return found is not None and found() is weight
 
 
 def refuses() -> bool:
-    """Whether `refuse` holds for any weight."""
-    return bool(_REFUSED)
+    """Whether `refuse` holds for any weight; as `is_refused`."""
+    return not torch.compiler.is_compiling() and bool(_REFUSED)
 
 
 def allow(weight: Tensor) -> None:
