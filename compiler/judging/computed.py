@@ -13,6 +13,7 @@ import numpy as np
 from kernels_hub.compiler.ir import types
 from kernels_hub.compiler.ir.graph import Node
 from kernels_hub.compiler.ir.op import ReferenceCall, TensorType
+from kernels_hub.compiler.ir.ops.conversion import made_once
 from kernels_hub.compiler.ir.types import FLOAT64, Array, DType
 from kernels_hub.compiler.judging.roundoff import least, program_tolerance
 
@@ -56,7 +57,9 @@ class At:
 
 
 def _float64(array: Array) -> Array:
-    return array if array.dtype.kind == "c" else array.astype(np.float64)
+    if array.dtype.kind == "c" or array.dtype == np.float64:
+        return array
+    return made_once(array, lambda one: one.astype(np.float64))
 
 
 def _wide_attrs(attrs: Mapping[str, object]) -> dict[str, Any]:
@@ -65,7 +68,8 @@ def _wide_attrs(attrs: Mapping[str, object]) -> dict[str, Any]:
 
 def magnitude_of(array: Array) -> Array:
     """Of each element, complex ones included."""
-    return np.abs(array.astype(np.complex128 if array.dtype.kind == "c" else np.float64))
+    wide = np.complex128 if array.dtype.kind == "c" else np.float64
+    return made_once(array, lambda one: np.abs(one.astype(wide, copy=False)))
 
 
 def root_of_squares(*parts: Array) -> Array:

@@ -10,6 +10,7 @@ import numpy as np
 
 from kernels_hub.compiler.ir import types
 from kernels_hub.compiler.ir.op import Formulas, Op, ReferenceCall, Trait
+from kernels_hub.compiler.ir.ops.conversion import made_once
 from kernels_hub.compiler.ir.ops.few_bits import weight_of
 from kernels_hub.compiler.ir.types import Array, DType
 from kernels_hub.compiler.judging.computed import SAFETY, At, Pair, loose, root_of_squares
@@ -350,8 +351,8 @@ def _contracted(at: At) -> Pair:
     finite = bool(np.isfinite(size).all())  # then all that it is made of is
     brought = np.zeros(at.result.shape)
     if a.any():
-        brought = brought + run(a * a, _finite(y, known=finite) ** 2)
-    if b.any():
+        brought = brought + run(a * a, made_once(y, lambda one: _finite(one, known=finite) ** 2))
+    if made_once(b, np.abs).any():
         brought = brought + run(_finite(x, known=finite) ** 2, b * b)
     accumulate = at.step.attrs.get("accumulate")
     u = unit(accumulate if isinstance(accumulate, DType) else at.row.compute)

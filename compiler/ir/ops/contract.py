@@ -35,7 +35,7 @@ from kernels_hub.compiler.ir.op import (
     require_rank,
     show,
 )  # fmt: skip
-from kernels_hub.compiler.ir.ops.conversion import accumulator, convert
+from kernels_hub.compiler.ir.ops.conversion import accumulator, convert, made_once
 from kernels_hub.compiler.ir.types import INT8, INT32, Array, DType
 
 
@@ -90,7 +90,20 @@ def _finish(step: ReferenceCall, total: Array) -> Array:
 
 def _run_matmul(step: ReferenceCall) -> Array:
     a, b = (_wide(operand) for operand in step.operands)
-    return _finish(step, np.matmul(a, b))
+    return _finish(step, _product(a, b))
+
+
+def _product(a: Array, b: Array) -> Array:
+    """np.matmul(a, b); of one matrix for a whole batch, as one product of all rows."""
+    is_one = b.size and not any(
+        stride for size, stride in zip(b.shape[:-2], b.strides, strict=False) if size > 1
+    )
+    if b.ndim == 2 or a.ndim != b.ndim or not is_one or not a.size:
+        result: Array = np.matmul(a, b)
+        return result
+    matrix = b[(0,) * (b.ndim - 2)]
+    rows: Array = np.matmul(a.reshape(-1, a.shape[-1]), matrix)
+    return rows.reshape(*a.shape[:-1], matrix.shape[-1])
 
 
 def _run_grouped(step: ReferenceCall) -> Array:
@@ -107,7 +120,7 @@ def _wide(array: Array) -> Array:
     """As `accumulator`, but unsigned as signed: products of both wrap to the same bits. Not to be written to."""
     if array.dtype == np.float64:
         return array
-    wide = accumulator(array)
+    wide = made_once(array, accumulator)
     return wide.view(np.int64) if wide.dtype == np.uint64 else wide
 
 

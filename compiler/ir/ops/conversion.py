@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from kernels_hub.compiler.errors import TypeRuleError
@@ -44,6 +46,20 @@ def accumulator(array: Array) -> Array:
         "complex": np.complex128,
     }
     return array.astype(wide[kind])
+
+
+def made_once(array: Array, make: Callable[[Array], Array]) -> Array:
+    """What `make` gives, element by element, of an array; once of what strides of 0 repeat: not to be written to then.
+
+    A weight that a product sees once for each matrix of a batch is as large as the batch when it is converted.
+    """
+    first = tuple(
+        slice(0, 1) if stride == 0 and size > 1 else slice(None)
+        for size, stride in zip(array.shape, array.strides, strict=True)
+    )
+    if slice(0, 1) not in first:
+        return make(array)
+    return np.broadcast_to(make(array[first]), array.shape)
 
 
 def of_parts(real: Array, imaginary: Array) -> Array:
