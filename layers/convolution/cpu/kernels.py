@@ -24,6 +24,7 @@ from torch import Tensor
 
 from . import finish, minimal, planes, reference
 from .copies import Copies
+from .direct import is_observed
 from .guard import finished, mark_strict
 from .layouts import Layouts
 
@@ -69,16 +70,41 @@ def at_once(
 
 
 def pays(input: Tensor, weight: Tensor, stride: Sequence[int], dilation: Sequence[int], groups: int) -> bool:
-    """Whether `conv2d` is faster than PyTorch's for arguments that it takes.
+    """Whether `conv2d` is faster than PyTorch's for arguments that it takes; where it is not, that is kept.
 
     What `minimal` takes is faster in either memory format, by 1.2 to 4 times; what `planes` takes, by 1.1 to 3. Of what
     is left to oneDNN, it
     saves the reorder of the weights, which are few in a grouped convolution, and costs 15
     microseconds of Python. Measured on two cores of a Zen 4 server, float32 and bfloat16: on
     channels_last data 1.1 times faster where it begins to pay, up to 5 times for many channels on few
-    pixels. NCHW data must be converted twice, so weights must be much larger than the data: 512
-    channels, 3x3 on 7x7 pixels 1.4 times faster, ViT's patches, whose weights are 2 times larger, 0.95.
+    pixels; 1 x 1 in float32 0.8 to 1.0 below 262,144 weights. NCHW data must be converted twice, so
+    weights must be much larger than the data: 512 channels, 3x3 on 7x7 pixels 1.4 times faster, ViT's
+    patches, whose weights are 2 times larger, 0.95.
     """
+    found = _pays(input, weight, stride, dilation, groups)
+    if not found and not is_observed() and planes.is_built() and minimal.is_built():
+        if len(_LOSING) >= _MOST_LOSING:
+            _LOSING.clear()
+        _LOSING.add(_key(input, weight, stride, dilation, groups))
+    return found
+
+
+def loses(input: Tensor, weight: Tensor, stride: Sequence[int], dilation: Sequence[int], groups: int) -> bool:
+    """Whether it is known that it does not pay: one question for calls whose own take as long as ten of these."""
+    return _key(input, weight, stride, dilation, groups) in _LOSING
+
+
+def _key(
+    input: Tensor, weight: Tensor, stride: Sequence[int], dilation: Sequence[int], groups: int
+) -> tuple[object, ...]:
+    return input.shape, input.stride(), weight.shape, input.dtype, weight.dtype, stride, dilation, groups
+
+
+_LOSING: set[tuple[object, ...]] = set()
+_MOST_LOSING = 4096
+
+
+def _pays(input: Tensor, weight: Tensor, stride: Sequence[int], dilation: Sequence[int], groups: int) -> bool:
     batch, _, height, width = input.shape
     filters, _, rows, columns = weight.shape
     if _computed_in(weight.dtype) is not weight.dtype:
@@ -90,7 +116,8 @@ def pays(input: Tensor, weight: Tensor, stride: Sequence[int], dilation: Sequenc
     pixels = batch * height * width // (stride[0] * stride[1])
     if reference.is_channels_last(input) or reference.is_channels_last(weight):
         if rows * columns == 1:
-            return weight.numel() >= 65_536 and input.numel() > _MANY_ELEMENTS
+            least = 262_144 if weight.dtype is torch.float32 else 65_536
+            return weight.numel() >= least and input.numel() > _MANY_ELEMENTS
         return weight.numel() >= (8_192 if input.numel() > _MANY_ELEMENTS else 32_768)
     moved = input.numel() + pixels * filters
     return rows * columns > 1 and weight.numel() >= 4 * moved and pixels * weight.numel() >= 4_000_000

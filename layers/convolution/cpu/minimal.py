@@ -138,6 +138,11 @@ def _numbers(*values: int) -> ctypes.Array[ctypes.c_int64]:
     return (ctypes.c_int64 * len(values))(*values)
 
 
+def is_built() -> bool:
+    """Whether the C++ is there, or never will be."""
+    return _library() is not None
+
+
 @when_built
 def _library() -> ctypes.CDLL | None:
     folders = [Path(folder) for folder in sys.modules[__package__ or ""].__path__]

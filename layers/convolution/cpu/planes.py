@@ -140,6 +140,11 @@ def convolve(
     return output
 
 
+def is_built() -> bool:
+    """Whether the C++ is there, or never will be."""
+    return _library() is not None
+
+
 @when_built
 def _library() -> ctypes.CDLL | None:
     folders = [Path(folder) for folder in sys.modules[__package__ or ""].__path__]

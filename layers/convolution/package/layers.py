@@ -13,10 +13,11 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.compiler import is_compiling
 
 from .blocks import has_written_forward, needs_gradient, runs_own_forward
 from .direct import is_for_any_size, is_transformed, is_unwatched
-from .kernels import TRAINS, at_once, fuses, pays, takes_planes
+from .kernels import TRAINS, at_once, fuses, loses, pays, takes_planes
 from .operators import conv2d, conv_norm
 
 
@@ -43,10 +44,13 @@ class Conv2d(nn.Module):
 
     def forward(self, input: Tensor) -> Tensor:
         weight, bias, padding = self.weight, self.bias, self.padding
+        is_plane = input.is_contiguous()
+        if not is_plane and _loses(self, input, weight):
+            return self._conv_forward(input, weight, bias)
         if (
             at_once is not None
             and input.dtype is torch.float32
-            and (input.is_contiguous() or self.groups > 1)
+            and (is_plane or self.groups > 1)
             and type(padding) is tuple
             and self.padding_mode == "zeros"
             and is_unwatched(("CPU",), input, weight, bias)
@@ -54,6 +58,8 @@ class Conv2d(nn.Module):
             result = at_once(input, weight, bias, self.stride, padding, self.dilation, self.groups)
             if result is not None:
                 return result
+        if is_plane and _loses(self, input, weight):
+            return self._conv_forward(input, weight, bias)
         if self.padding_mode != "zeros" or not _is_ours(input, weight, bias):
             return self._conv_forward(input, weight, bias)
         if not TRAINS and needs_gradient(input, weight, bias):
@@ -70,6 +76,17 @@ class Conv2d(nn.Module):
                 batch = F.pad(batch, (0, right - left, 0, bottom - top))
         output = conv2d(batch, weight, bias, self.stride, padding, self.dilation, self.groups)
         return output if input.dim() == 4 else output.squeeze(0)
+
+
+def _loses(convolution: Conv2d, input: Tensor, weight: Tensor) -> bool:
+    """Whether it is known that no kernel is faster for these: asked first, since all other questions take as long."""
+    return (
+        loses is not None
+        and type(input) is Tensor
+        and not is_compiling()
+        and not input.is_nested
+        and loses(input, weight, convolution.stride, convolution.dilation, convolution.groups)
+    )
 
 
 class Conv1d(nn.Module):

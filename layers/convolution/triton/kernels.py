@@ -24,6 +24,7 @@ TRAINS = True
 """Whether the layers call the operators where a gradient is needed."""
 
 at_once: Callable[..., Tensor | None] | None = None
+loses: Callable[..., bool] | None = None
 """Nothing is to be had from leaving out an operator here."""
 
 
