@@ -43,14 +43,9 @@ def plan_chains(model: nn.Module, plan: Plan, mode: Mode) -> None:
         step = Step(parent, NOTHING, None) if index is None else plan.steps[index]
         if not _keeps_its_forward(step) or not (chains := _chains_in(parent, heads, decisions)):
             continue
-        record = (
-            replace(step.record, chains=chains)
-            if step.record is not NOTHING
-            else ModuleRecord(None, chains=chains)
-        )
-        chained = replace(
-            step, record=record, forward=overlay_forward(type(parent), step.functions, chains), chains=chains
-        )
+        before = ModuleRecord(None) if step.record is NOTHING else step.record
+        forward = overlay_forward(type(parent), step.functions, chains)
+        chained = replace(step, record=replace(before, chains=chains), forward=forward)
         if index is None:
             plan.steps.append(chained)
         else:

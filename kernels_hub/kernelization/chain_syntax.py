@@ -18,11 +18,12 @@ import ast
 import functools
 import inspect
 import operator
-import textwrap
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import CodeType, FunctionType
+
+from kernels_hub.kernelization.decoration import inner_function, innermost, with_inner
 
 Names = tuple[str, ...]
 
@@ -55,24 +56,31 @@ class _Run:
 
 @functools.lru_cache(maxsize=4096)
 def runs_of(forward: FunctionType) -> tuple[Names, ...]:
-    """The attributes that a forward calls one after the other, two at least; none where its source proves nothing."""
-    tree = _proven_tree(forward)
-    return () if tree is None else tuple(run.names for run in _Search(tree, forward.__code__).runs)
+    """The attributes that a forward calls one after the other, two at least; none where its source proves nothing.
+
+    Of a decorated forward, those of the function inside.
+    """
+    forward = innermost(forward)
+    proven = _proven(forward)
+    return () if proven is None else tuple(run.names for run in _Search(proven.tree, forward.__code__).runs)
 
 
 def with_calls(forward: FunctionType, chains: Mapping[Names, str]) -> FunctionType:
     """A copy of a forward that calls globals for chains of children, with its `self` and what the first one gets.
 
-    chains: parts of its runs -> the names of the globals. A chain that is in no run (any more) changes nothing.
+    chains: parts of its runs -> the names of the globals, of the function inside decorators. A chain that is in no run
+        (any more) changes nothing.
     """
-    tree = _proven_tree(forward)
-    if tree is None:
+    if (inner := inner_function(forward)) is not None:
+        return with_inner(forward, inner, with_calls(inner, chains))
+    proven = _proven(forward)
+    if proven is None:
         return forward
-    search = _Search(tree, forward.__code__)
+    search = _Search(proven.tree, forward.__code__)
     for run in search.runs:
         _write(run, chains, search.self_name)
-    ast.fix_missing_locations(tree)
-    code = _code_of(tree, forward.__code__)
+    ast.fix_missing_locations(proven.tree)
+    code = _code_of(proven, forward.__code__)
     assert code is not None
     copy = FunctionType(code, forward.__globals__, forward.__name__, forward.__defaults__)
     copy.__kwdefaults__ = forward.__kwdefaults__
@@ -82,7 +90,15 @@ def with_calls(forward: FunctionType, chains: Mapping[Names, str]) -> FunctionTy
 # -- proof ---------------------------------------------------------------------------------------
 
 
-def _proven_tree(forward: FunctionType) -> ast.FunctionDef | None:
+@dataclass(frozen=True)
+class _Proven:
+    """The definition of a function, and the globals of it that its module imports, which Python compiles otherwise."""
+
+    tree: ast.FunctionDef
+    imported: tuple[str, ...]
+
+
+def _proven(forward: FunctionType) -> _Proven | None:
     """The definition of a function, if it is plain and its text is what it was compiled from."""
     code = forward.__code__
     plain = inspect.CO_OPTIMIZED | inspect.CO_NEWLOCALS | inspect.CO_NESTED | _FUTURES
@@ -92,19 +108,32 @@ def _proven_tree(forward: FunctionType) -> ast.FunctionDef | None:
         return None
     try:
         lines, first = inspect.getsourcelines(forward)
-        (tree,) = ast.parse(textwrap.dedent("".join(lines))).body
+        (around,) = ast.parse(
+            "if True:\n" + "".join(lines) if lines[0][:1].isspace() else "".join(lines)
+        ).body
     except (OSError, TypeError, SyntaxError, ValueError):
         return None
-    if not isinstance(tree, ast.FunctionDef) or tree.decorator_list:
+    is_nested = isinstance(around, ast.If)  # as indented as it is: text in quotes stays what it is
+    tree = around.body[0] if isinstance(around, ast.If) else around
+    if not isinstance(tree, ast.FunctionDef):
         return None
-    ast.increment_lineno(tree, first - 1)
-    compiled = _code_of(tree, code)
-    return tree if compiled is not None and _is_same(compiled, code) else None
+    tree.decorator_list.clear()
+    ast.increment_lineno(tree, first - 1 - is_nested)
+    names = [name for name in code.co_names if name in forward.__globals__]
+    modules = tuple(name for name in names if inspect.ismodule(forward.__globals__[name]))
+    for imported in dict.fromkeys((modules, tuple(names), ())):
+        compiled = _code_of(_Proven(tree, imported), code)
+        if compiled is not None and _is_same(compiled, code):
+            return _Proven(tree, imported)
+    return None
 
 
-def _code_of(tree: ast.FunctionDef, code: CodeType) -> CodeType | None:
+def _code_of(proven: _Proven, code: CodeType) -> CodeType | None:
     """What a definition compiles to, with the names and the file of a code; its arguments' defaults are not in it."""
-    module = ast.Module([tree], [])
+    imports: list[ast.stmt] = [
+        ast.fix_missing_locations(ast.Import([ast.alias(name)])) for name in proven.imported
+    ]
+    module = ast.Module([*imports, proven.tree], [])
     flags = code.co_flags & _FUTURES
     compiled = compile(module, code.co_filename, "exec", flags=flags, dont_inherit=True)
     for constant in compiled.co_consts:

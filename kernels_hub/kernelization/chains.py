@@ -24,6 +24,8 @@ from typing import TYPE_CHECKING, Protocol, TypeGuard, cast
 from kernels_hub.hub.references import BundledLayerRepository, Reference
 from kernels_hub.kernelization.bind import Forward, KernelForward, load_layer
 from kernels_hub.kernelization.chain_syntax import Names, runs_of, with_calls
+from kernels_hub.kernelization.decoration import innermost
+from kernels_hub.kernelization.native_builds import is_decided
 from kernels_hub.kernelization.outcome import RECORD_ATTRIBUTE, Chain, SwapDecision
 
 if TYPE_CHECKING:
@@ -76,7 +78,8 @@ def is_sequential(cls: type[nn.Module]) -> bool:
     """Whether the forward of a class is that of nn.Sequential."""
     from torch import nn
 
-    return issubclass(cls, nn.Sequential) and cls.forward is nn.Sequential.forward
+    written = nn.Sequential
+    return issubclass(cls, written) and cls.forward is written.forward and cls.__iter__ is written.__iter__
 
 
 def runs_in(module: nn.Module) -> tuple[Names, ...]:
@@ -110,9 +113,9 @@ _COUNT = itertools.count()
 
 
 def _placed(call: Forward, forward: FunctionType, name: str) -> str:
-    """A global name for `call` beside a forward: nobody else has it."""
+    """A global name for `call` beside a forward, or the function inside its decorators: nobody else has it."""
     own = f"_chain_{next(_COUNT)}_of_{name}"
-    forward.__globals__[own] = call
+    innermost(forward).__globals__[own] = call
     return own
 
 
@@ -172,10 +175,10 @@ def _chain(names: Names, source: Reference, backend: str) -> Forward:
 
 
 def _runs_kernel(head: nn.Module, source: Reference, value: Tensor) -> bool:
-    """Whether a module runs the kernel of a layer for an argument of this size."""
+    """Whether a module runs the kernel of a layer for an argument of this size, and its native code is there."""
     state = head.__dict__
-    record = state.get(RECORD_ATTRIBUTE)
-    if record is None or type(state.get("forward")) is not KernelForward:
+    bound, record = state.get("forward"), state.get(RECORD_ATTRIBUTE)
+    if record is None or type(bound) is not KernelForward or not is_decided(bound.func):
         return False
     own = record.own
     if own is None or not own.swapped or not own.copies:

@@ -51,6 +51,13 @@ def inner_function(wrapper: FunctionType) -> FunctionType | None:
     )
 
 
+def innermost(function: FunctionType) -> FunctionType:
+    """The function inside all wrappers that say what they wrap; the function itself without one."""
+    while (inner := inner_function(function)) is not None:
+        function = inner
+    return function
+
+
 def with_inner(wrapper: FunctionType, inner: FunctionType, replacement: Forward) -> FunctionType:
     """A copy of a wrapper that calls `replacement` where it calls `inner`, under the signature of `inner`."""
     cells = tuple(

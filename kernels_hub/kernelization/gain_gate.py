@@ -205,6 +205,8 @@ def gated_forward(
     forward: Any = namespace["forward"]
     forward.__module__, forward.__qualname__ = kernel.__module__, kernel.__qualname__
     forward.__doc__, forward.__signature__ = kernel.__doc__, signature
+    if (decided := getattr(kernel, "decided", None)) is not None:  # see native_builds
+        forward.decided = decided
     return forward  # type: ignore[no-any-return]
 
 

@@ -66,7 +66,14 @@ def _gate(kernel: Forward, original: Callable[..., object], native: ModuleType) 
 
     forward.__signature__ = inspect.signature(original)  # type: ignore[attr-defined]
     del forward.__wrapped__
+    forward.decided = decided  # type: ignore[attr-defined]
     return forward
+
+
+def is_decided(forward: Forward) -> bool:
+    """Whether a bound forward runs its kernel already, and not until its native code is there the original."""
+    decided = getattr(forward, "decided", None)
+    return decided is None or (bool(decided) and decided[0])
 
 
 def _native_of(forward: object) -> ModuleType | None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from kernels_hub.kernelization.bind import Forward
-from kernels_hub.kernelization.outcome import Chain, ModuleRecord, SwapDecision
+from kernels_hub.kernelization.outcome import ModuleRecord, SwapDecision
 from kernels_hub.kernelization.resolve import FunctionPlan
 
 if TYPE_CHECKING:
@@ -30,8 +30,6 @@ class Step:
     functions: tuple[FunctionPlan, ...] = ()
     """Kernels inside `forward`, where that is the class's own forward over other globals."""
     attributes: tuple[FunctionPlan, ...] = ()
-    chains: tuple[Chain, ...] = ()
-    """Children that `forward` calls as one."""
 
 
 @dataclass(slots=True)

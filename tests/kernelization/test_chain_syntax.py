@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kernels_hub.kernelization.chain_syntax import runs_of, with_calls
+from kernels_hub.kernelization.decoration import innermost
 
 _NUMBERS = itertools.count()
 
@@ -96,6 +97,27 @@ def test_what_anything_else_may_see_is_none(tmp_path: Path, body: str) -> None:
     assert runs_of(_forward(tmp_path, body)) == ()
 
 
+@pytest.mark.parametrize("imports", ["", "import math\n", "from math import sqrt\nimport math as other\n"])
+def test_what_a_module_imports_is_compiled_as_it_is_there(tmp_path: Path, imports: str) -> None:
+    body = """
+'''Text
+    with its own indent.'''
+text = '''and
+  another'''
+x = self.b(self.a(x))
+if flag:
+    x = x + str(math.floor(2.5)) + text
+return x
+"""
+    forward = _forward(tmp_path, body, before=imports or "class math:\n    floor = staticmethod(round)\n")
+    if "other" in imports:
+        forward.__globals__["math"] = forward.__globals__["other"]
+    assert runs_of(forward) == (("a", "b"),)
+    written = _with(forward, ("a", "b"))
+    assert written(_Recorder(), "x") == forward(_Recorder(), "x")
+    assert written.__doc__ == forward.__doc__
+
+
 def test_a_text_that_is_not_the_code_proves_nothing(tmp_path: Path) -> None:
     module = _module(tmp_path, "return self.b(self.a(x))")
     path = Path(str(module.__file__))
@@ -103,9 +125,20 @@ def test_a_text_that_is_not_the_code_proves_nothing(tmp_path: Path) -> None:
     assert runs_of(module.Layer.forward) == ()
 
 
-def test_a_decorated_forward_proves_nothing(tmp_path: Path) -> None:
+def test_of_a_decorated_forward_the_function_inside_counts(tmp_path: Path) -> None:
     before = "import functools\n\ndef kept(f):\n    @functools.wraps(f)\n    def g(*a):\n        return f(*a)\n    return g\n"
-    assert runs_of(_forward(tmp_path, "return self.b(self.a(x))", before=before, decorator="@kept")) == ()
+    forward = _forward(tmp_path, "return self.b(self.a(x))", before=before, decorator="@kept")
+    assert runs_of(forward) == (("a", "b"),)
+    recorder = _Recorder()
+    assert _with(forward, ("a", "b"))(recorder, "x") == forward(_Recorder(), "x")
+    assert recorder.calls == ["a+b"]
+    hidden = _forward(
+        tmp_path,
+        "return self.b(self.a(x))",
+        before=before.replace("    @functools.wraps(f)\n", ""),
+        decorator="@kept",
+    )
+    assert runs_of(hidden) == ()
 
 
 def test_a_forward_without_source_proves_nothing() -> None:
@@ -144,7 +177,7 @@ def _with(forward: FunctionType, *chains: tuple[str, ...]) -> FunctionType:
     places = {}
     for names in chains:
         places[names] = f"_place_{next(_NUMBERS)}"
-        forward.__globals__[places[names]] = _chained(names)
+        innermost(forward).__globals__[places[names]] = _chained(names)
     return with_calls(forward, places)
 
 

@@ -381,6 +381,27 @@ def test_a_module_that_answers_for_its_attributes_is_left_alone() -> None:
     assert "forward" not in model.__dict__
 
 
+def test_chains_begin_when_native_code_is_there(image: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = kernelize(_model(), mode=Mode.INFERENCE, wait=True)
+    (function,) = {id(of.func): of.func for of in (model[0].forward, model[3].conv1.forward)}.values()
+    decided: list[bool] = []
+    monkeypatch.setattr(function, "decided", decided, raising=False)
+    assert _runs(model, image, monkeypatch) == ["Linear"]
+    decided.append(True)
+    assert _runs(model, image, monkeypatch) == _ALL
+    decided[0] = False
+    assert _runs(model, image, monkeypatch) == ["Linear"]
+
+
+def test_a_sequential_that_iterates_otherwise_is_left_alone() -> None:
+    class Backwards(nn.Sequential):
+        def __iter__(self) -> Iterator[nn.Module]:
+            return reversed(list(super().__iter__()))
+
+    model = kernelize(Backwards(nn.Conv2d(3, 8, 1), nn.ReLU()).eval(), mode=Mode.INFERENCE, wait=True)
+    assert "forward" not in model.__dict__
+
+
 def test_weights_that_change_are_seen(image: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
     model = kernelize(_model(), mode=Mode.INFERENCE, wait=True)
     _runs(model, image, monkeypatch)
@@ -394,7 +415,7 @@ def test_weights_that_change_are_seen(image: Tensor, monkeypatch: pytest.MonkeyP
 
 def test_channels_last(image: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
     model = kernelize(_model().to(memory_format=torch.channels_last), mode=Mode.INFERENCE, wait=True)
-    _runs(model, image.to(memory_format=torch.channels_last), monkeypatch)
+    assert "Conv2d" not in _runs(model, image.to(memory_format=torch.channels_last), monkeypatch)
 
 
 def test_the_forward_of_a_class_stays_as_it_was() -> None:

@@ -1,8 +1,8 @@
 """What follows a convolution and is computed with it: see kernels_hub/kernelization/chains.py.
 
-A batch norm by its running statistics, then an activation, and what does nothing in eval mode. Images in planes run as
-`kernels.at_once` has them, with the rest made of each part of the result while it lies in a cache; channels_last ones
-as ConvNormActivation does.
+A batch norm by its running statistics, then an activation, and what does nothing in eval mode: made of each part of the
+result while it lies in a cache, of calls that `kernels.at_once` is for. Those are images in planes, lines, and
+channels_last ones with a filter a channel.
 """
 
 from __future__ import annotations
@@ -11,13 +11,11 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import torch
 from torch import Tensor, nn
 
 from .blocks import has_written_forward, passes_on, written_activation
 from .direct import is_unwatched
-from .kernels import at_once, fuses
-from .operators import conv_norm
+from .kernels import at_once
 
 _NORMS: dict[type[nn.Module], type[nn.Module]] = {nn.Conv2d: nn.BatchNorm2d, nn.Conv1d: nn.BatchNorm1d}
 _ACTIVATIONS: dict[type[nn.Module], str] = {nn.ReLU6: "relu6", nn.Hardswish: "hardswish"}
@@ -58,6 +56,8 @@ def count(module: nn.Module, followers: Sequence[nn.Module]) -> int:
 
 def takes(module: nn.Module, input: Tensor) -> bool:
     """Whether a call may be one for `forward`: of so few pixels, as those of squeeze and excitation, it is not."""
+    if not (input.is_contiguous() or module.groups == module.in_channels):
+        return False
     stride: tuple[int, ...] = module.stride  # type: ignore[assignment]
     return input.dim() > 2 and math.prod(input.shape[2:]) >= _LEAST_PIXELS * math.prod(stride)
 
@@ -76,25 +76,7 @@ def forward(module: nn.Module, input: Tensor, followers: Sequence[nn.Module]) ->
     following = _following(module, followers)
     if following is None or not is_unwatched(("CPU",), input, weight, bias, *following.tensors):
         return None
-    result = at_once(input, weight, bias, stride, padding, dilation, module.groups, following)
-    if result is not None:
-        return result
-    if following.activation in ("none", "relu") and following.tensors[2] is not None and _is_of_pixels(input):
-        norm_weight, norm_bias, mean, variance = following.tensors
-        if weight.dim() == 4 and variance is not None and fuses(input, weight, stride):
-            return conv_norm(
-                input, weight, bias, norm_weight, norm_bias, mean, variance, None, following.eps,
-                stride, padding, dilation, module.groups, following.activation == "relu",
-            )  # fmt: skip
-    return None
-
-
-def _is_of_pixels(input: Tensor) -> bool:
-    return (
-        input.dim() == 4
-        and not input.is_contiguous()
-        and input.is_contiguous(memory_format=torch.channels_last)
-    )
+    return at_once(input, weight, bias, stride, padding, dilation, module.groups, following)
 
 
 def _following(module: nn.Module, followers: Sequence[nn.Module]) -> Following | None:
