@@ -69,6 +69,10 @@ KERNELIZE = (
         "keeps the original where the mapping asks for measured gains and there is none.",
     ),
     WalkStep(
+        "kernels_hub/kernelization/chain_plan.py", "plan_chains",
+        "finds modules that run as one: a convolution, its norm and its activation.",
+    ),
+    WalkStep(
         "kernels_hub/kernelization/verify.py", "verify_steps",
         "compares results on the inputs that the layer gets (with `verify=`).",
     ),
