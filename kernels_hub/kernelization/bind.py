@@ -377,6 +377,10 @@ def weights_protocol(forward: Forward) -> Any | None:
     """
     if (own := getattr(forward, "kernel_weights", None)) is not None:
         return own
-    package = sys.modules.get(getattr(forward, "__module__", "").partition(".")[0])
-    weights = getattr(package, "weights", None)
+    weights = getattr(package_of(forward), "weights", None)
     return weights if hasattr(weights, "packed_nbytes") else None
+
+
+def package_of(forward: Forward) -> ModuleType | None:
+    """The package of the kernel that a forward belongs to."""
+    return sys.modules.get(getattr(forward, "__module__", "").partition(".")[0])

@@ -7,9 +7,10 @@ from dataclasses import replace
 from types import FunctionType
 from typing import TYPE_CHECKING
 
-from kernels_hub.kernelization.bind import KernelForward
+from kernels_hub.hub.references import Reference
+from kernels_hub.kernelization.bind import Forward, KernelForward, package_of
 from kernels_hub.kernelization.chain_syntax import Names
-from kernels_hub.kernelization.chains import may_follow, protocol_of, runs_in
+from kernels_hub.kernelization.chains import Followers, Place, followers_in, may_follow, runs_in
 from kernels_hub.kernelization.mode import Mode
 from kernels_hub.kernelization.outcome import Chain, ModuleRecord, SwapDecision
 from kernels_hub.kernelization.resolve import overlay_forward
@@ -29,27 +30,37 @@ def plan_chains(model: nn.Module, plan: Plan, mode: Mode) -> None:
     """
     if Mode.INFERENCE not in mode or Mode.TORCH_COMPILE in mode:
         return
-    decisions = _decisions(plan)
-    heads = _heads(decisions)
-    if not heads:
+    protocols = _protocols(plan)
+    if not protocols:
         return
+    decisions = _decisions(plan)
     steps = {id(step.module): index for index, step in enumerate(plan.steps)}
     in_groups = set(map(id, plan.order))
+    forwards: dict[tuple[object, ...], Forward | None] = {}  # thousands of parents may be alike
     for parent in _modules(model):
         children = parent._modules.values()
-        if id(parent) in in_groups or not any(id(child) in heads for child in children):
+        if id(parent) in in_groups or not any(id(child) in protocols for child in children):
             continue
         index = steps.get(id(parent))
         step = Step(parent, NOTHING, None) if index is None else plan.steps[index]
-        if not _keeps_its_forward(step) or not (chains := _chains_in(parent, heads, decisions)):
+        if not _keeps_its_forward(step) or not (chains := _chains_in(parent, protocols, decisions)):
             continue
         before = ModuleRecord(None) if step.record is NOTHING else step.record
-        forward = overlay_forward(type(parent), step.functions, chains)
-        chained = replace(step, record=replace(before, chains=chains), forward=forward)
+        alike = (type(parent), step.functions, *((names, id(decision.source)) for names, decision in chains))
+        if alike not in forwards:
+            places = tuple(_place(parent, chain, protocols) for chain in chains)
+            forwards[alike] = overlay_forward(type(parent), step.functions, places)
+        chained = replace(step, record=replace(before, chains=chains), forward=forwards[alike])
         if index is None:
             plan.steps.append(chained)
         else:
             plan.steps[index] = chained
+
+
+def _place(parent: nn.Module, chain: Chain, protocols: Mapping[int, Followers]) -> Place:
+    names, decision = chain
+    assert isinstance(decision.source, Reference)
+    return names, decision.source, protocols[id(parent._modules[names[0]])]
 
 
 def _decisions(plan: Plan) -> dict[int, SwapDecision]:
@@ -62,17 +73,22 @@ def _decisions(plan: Plan) -> dict[int, SwapDecision]:
     return decisions
 
 
-def _heads(decisions: _Decisions) -> set[int]:
-    """The modules whose kernels compute what follows."""
-    computes: dict[int, bool] = {}
-    heads = set()
-    for number, decision in decisions.items():
-        known = computes.get(id(decision))
-        if known is None:
-            known = computes[id(decision)] = protocol_of(decision) is not None
-        if known:
-            heads.add(number)
-    return heads
+def _protocols(plan: Plan) -> dict[int, Followers]:
+    """The modules whose kernels compute what follows, by identity, and what does."""
+    found: dict[int, Followers] = {}
+    for group in plan.groups.values():
+        if (protocol := _protocol_of(group.record.own, group.forward)) is not None:
+            found.update((id(module), protocol) for module in group.modules)
+    for step in plan.steps:
+        if (protocol := _protocol_of(step.record.own, step.forward)) is not None:
+            found[id(step.module)] = protocol
+    return found
+
+
+def _protocol_of(decision: SwapDecision | None, forward: Forward | None) -> Followers | None:
+    if decision is None or forward is None or not (decision.swapped and decision.copies):
+        return None
+    return followers_in(package_of(forward)) if isinstance(decision.source, Reference) else None
 
 
 def _modules(model: nn.Module) -> Iterator[nn.Module]:
@@ -105,36 +121,38 @@ def _keeps_its_forward(step: Step) -> bool:
     )
 
 
-def _chains_in(parent: nn.Module, heads: set[int], decisions: _Decisions) -> tuple[Chain, ...]:
+def _chains_in(
+    parent: nn.Module, protocols: Mapping[int, Followers], decisions: _Decisions
+) -> tuple[Chain, ...]:
     """The chains that a module's forward calls, each with the decision for its first module."""
     found: dict[Names, SwapDecision] = {}
     for run in runs_in(parent):
         begin = 0
         while begin < len(run) - 1:
-            chain = _chain_at(parent, run[begin:], heads, decisions)
+            chain = _chain_at(parent, run[begin:], protocols, decisions)
             if chain:
                 found.setdefault(chain, decisions[id(parent._modules[chain[0]])])
             begin += max(1, len(chain))
     return tuple(found.items())
 
 
-def _chain_at(parent: nn.Module, names: Names, heads: set[int], decisions: _Decisions) -> Names:
+def _chain_at(
+    parent: nn.Module, names: Names, protocols: Mapping[int, Followers], decisions: _Decisions
+) -> Names:
     """As many names, from the first on, as are a chain; none where they are not two at least."""
     children: list[nn.Module] = []
     for name in names:
         child = parent._modules.get(name)
         if child is None or name in parent.__dict__ or hasattr(type(parent), name):
             break
-        if not children and id(child) not in heads:
+        if not children and id(child) not in protocols:
             return ()
         if children and not _may_follow(child, decisions.get(id(child))):
             break
         children.append(child)
     if len(children) < 2:
         return ()
-    protocol = protocol_of(decisions[id(children[0])])
-    assert protocol is not None
-    followers = protocol.count(children[0], children[1:])
+    followers = protocols[id(children[0])].count(children[0], children[1:])
     return names[: 1 + followers] if followers else ()
 
 

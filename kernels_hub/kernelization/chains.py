@@ -17,22 +17,19 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from types import FunctionType
+from collections.abc import Collection, Mapping, Sequence
+from types import FunctionType, ModuleType
 from typing import TYPE_CHECKING, Protocol, TypeGuard, cast
 
 from kernels_hub.hub.references import BundledLayerRepository, Reference
-from kernels_hub.kernelization.bind import Forward, KernelForward, load_layer
+from kernels_hub.kernelization.bind import Forward, KernelForward
 from kernels_hub.kernelization.chain_syntax import Names, runs_of, with_calls
 from kernels_hub.kernelization.decoration import innermost
 from kernels_hub.kernelization.native_builds import is_decided
-from kernels_hub.kernelization.outcome import RECORD_ATTRIBUTE, Chain, SwapDecision
+from kernels_hub.kernelization.outcome import RECORD_ATTRIBUTE, SwapDecision
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
-
-_Place = tuple[Names, Reference, str]
-"""A chain: its children's names, and the layer and the device type of the first one's kernel."""
 
 
 class Followers(Protocol):
@@ -53,18 +50,15 @@ class Followers(Protocol):
         """What the last of them returns; None for calls that it leaves."""
 
 
-def protocol_of(decision: SwapDecision) -> Followers | None:
-    """The `followers` module of the kernel of a module; None where it computes nothing else."""
-    if not decision.swapped or not decision.copies or decision.target is None:
-        return None
-    if not isinstance(decision.source, Reference):
-        return None
-    return _protocol(decision.source, decision.target.type)
+Place = tuple[Names, Reference, Followers | None]
+"""A chain: its children's names, the layer of the first one's kernel, and what computes the others with it; None where
+another release was loaded, which does not."""
 
 
-@functools.lru_cache(maxsize=4096)
-def _protocol(source: Reference, backend: str) -> Followers | None:
-    return cast("Followers | None", getattr(load_layer(source, backend).package, "followers", None))
+def followers_in(package: ModuleType | None) -> Followers | None:
+    """The module `followers` of a kernel's package; None where it computes nothing else."""
+    found = getattr(package, "followers", None)
+    return cast("Followers", found) if hasattr(found, "takes") else None
 
 
 def may_follow(decision: SwapDecision | None) -> bool:
@@ -90,19 +84,15 @@ def runs_in(module: nn.Module) -> tuple[Names, ...]:
     return runs_of(cls.forward) if isinstance(cls.forward, FunctionType) else ()
 
 
-def with_chains(cls: type[nn.Module], chains: Iterable[Chain]) -> FunctionType:
+def with_chains(cls: type[nn.Module], places: tuple[Place, ...]) -> FunctionType:
     """The forward of a class that calls chains of its children as one, not guarded yet."""
-    places = []
-    for names, decision in chains:
-        assert isinstance(decision.source, Reference) and decision.target is not None
-        places.append((names, decision.source, decision.target.type))
     forward = cls.forward
     assert isinstance(forward, FunctionType)
-    return _with_chains(forward, is_sequential(cls), tuple(places))
+    return _with_chains(forward, is_sequential(cls), places)
 
 
 @functools.lru_cache(maxsize=4096)
-def _with_chains(forward: FunctionType, is_sequential: bool, places: tuple[_Place, ...]) -> FunctionType:
+def _with_chains(forward: FunctionType, is_sequential: bool, places: tuple[Place, ...]) -> FunctionType:
     calls = {place[0]: _chain(*place) for place in places}
     if is_sequential:
         return _sequential(calls)
@@ -146,19 +136,17 @@ def _sequential(calls: Mapping[Names, Forward]) -> FunctionType:
 _NONE: tuple[Names, None] = ((), None)
 
 
-def _chain(names: Names, source: Reference, backend: str) -> Forward:
+def _chain(names: Names, source: Reference, protocol: Followers | None) -> Forward:
     """A call of children one after the other, as one where that is right."""
     import torch
 
     first, *rest = names
-    protocol = _protocol(source, backend)
-    assert protocol is not None
     plain = torch.Tensor
     is_compiling, is_tracing = torch.compiler.is_compiling, torch._C._is_tracing
     hooks = _global_hooks()
 
     def call(self: nn.Module, value: object) -> object:
-        if type(value) is plain and not is_compiling() and not is_tracing():
+        if protocol is not None and type(value) is plain and not is_compiling() and not is_tracing():
             modules = self._modules
             head = modules.get(first)
             if head is not None and _runs_kernel(head, source, value) and protocol.takes(head, value):

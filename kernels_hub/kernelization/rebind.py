@@ -12,6 +12,7 @@ from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 from kernels_hub.errors import KernelsHubError
+from kernels_hub.hub.references import Reference
 from kernels_hub.kernelization.bind import (
     Forward,
     KernelForward,
@@ -25,7 +26,7 @@ from kernels_hub.kernelization.bind import (
     weights_protocol,
     without_copies,
 )
-from kernels_hub.kernelization.chains import with_chains
+from kernels_hub.kernelization.chains import Followers, followers_in, with_chains
 from kernels_hub.kernelization.compiled_layer import CompiledLayer
 from kernels_hub.kernelization.function_places import referred_as
 from kernels_hub.kernelization.gain_gate import Sizes, gated_forward
@@ -102,7 +103,14 @@ def _forward_with_functions(
         for name, outcome in functions
         if outcome.swapped
     }
-    return overlaid_forward(cls, kernels, with_chains(cls, chains) if chains else None)
+    places = tuple((names, *_followers_again(decision)) for names, decision in chains)
+    return overlaid_forward(cls, kernels, with_chains(cls, places) if places else None)
+
+
+def _followers_again(decision: SwapDecision) -> tuple[Reference, Followers | None]:
+    source = decision.source
+    assert isinstance(source, Reference) and decision.target is not None
+    return source, followers_in(_loaded_again(source, decision.target.type).package)
 
 
 def _function_of_outcome(function: Forward, outcome: SwapDecision) -> Forward:

@@ -31,7 +31,7 @@ from kernels_hub.kernelization.bind import (
     object_name,
     overlaid_forward,
 )
-from kernels_hub.kernelization.chains import with_chains
+from kernels_hub.kernelization.chains import Place, with_chains
 from kernels_hub.kernelization.compiled_layer import CompiledLayer, missing_compiler
 from kernels_hub.kernelization.contract import original_function
 from kernels_hub.kernelization.device import Target
@@ -59,7 +59,7 @@ from kernels_hub.kernelization.mapping_records import (
 )
 from kernels_hub.kernelization.mode import Mode
 from kernels_hub.kernelization.native_builds import until_built
-from kernels_hub.kernelization.outcome import Chain, SwapDecision
+from kernels_hub.kernelization.outcome import SwapDecision
 from kernels_hub.kernelization.rebind import gated_by_size, load_source
 from kernels_hub.kernelization.tag import CONDITION_ATTRIBUTE, NAME_ATTRIBUTE, find_tag
 from kernels_hub.kernelization.validate import has_no_forward
@@ -515,10 +515,10 @@ def _resolved_only(outcome: SwapDecision, source: Any, target: Target) -> SwapDe
 
 
 def overlay_forward(
-    cls: type[nn.Module], plans: tuple[FunctionPlan, ...], chains: tuple[Chain, ...] = ()
+    cls: type[nn.Module], plans: tuple[FunctionPlan, ...], places: tuple[Place, ...] = ()
 ) -> Forward | None:
     """A forward of `cls` that calls the kernels of `plans`, and chains of its children as one; None without either."""
     kernels = {plan.name: plan.kernel for plan in plans if plan.kernel is not None}
-    if not isinstance(cls.forward, FunctionType) or not (kernels or chains):
+    if not isinstance(cls.forward, FunctionType) or not (kernels or places):
         return None
-    return overlaid_forward(cls, kernels, with_chains(cls, chains) if chains else None)
+    return overlaid_forward(cls, kernels, with_chains(cls, places) if places else None)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from kernels_hub import (
+    BundledLayerRepository,
     LocalLayerRepository,
     Mode,
     Report,
@@ -24,7 +25,7 @@ from kernels_hub import (
     restore,
     use_kernel_mapping,
 )
-from kernels_hub.kernelization import chains
+from kernels_hub.kernelization import rebind
 from kernels_hub.kernelization.bind import KernelForward
 from kernels_hub.kernelization.outcome import record_of
 from tests.kernelization.conftest import RepositoryMaker
@@ -102,20 +103,11 @@ def image() -> Tensor:
 def _fused(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     """The classes of the first modules of chains that ran as one meanwhile."""
     ran: list[str] = []
-    protocols = {id(each): each for each in (chains._protocol(*key) for key in _protocols())}
     with monkeypatch.context() as patch:
-        for protocol in protocols.values():
-            patch.setattr(protocol, "forward", _counted(protocol.forward, ran))
+        for name, layer in (("convolution", "Conv2d"), ("linear", "Linear")):
+            package = BundledLayerRepository(name, layer_name=layer).resolve("cpu").load()
+            patch.setattr(package.followers, "forward", _counted(package.followers.forward, ran))
         yield ran
-
-
-def _protocols() -> list[tuple[object, str]]:
-    from kernels_hub import BundledLayerRepository
-
-    return [
-        (BundledLayerRepository("convolution", layer_name="Conv2d"), "cpu"),
-        (BundledLayerRepository("linear", layer_name="Linear"), "cpu"),
-    ]
 
 
 def _counted(forward: Callable[..., Tensor | None], ran: list[str]) -> Callable[..., Tensor | None]:
@@ -379,6 +371,19 @@ def test_a_module_that_answers_for_its_attributes_is_left_alone() -> None:
 
     model = kernelize(Own().eval(), mode=Mode.INFERENCE, wait=True)
     assert "forward" not in model.__dict__
+
+
+def test_a_release_that_computes_nothing_else_serves_after_unpickling(
+    image: Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pickled = pickle.dumps(kernelize(_model(), mode=Mode.INFERENCE, wait=True))
+    monkeypatch.setattr(rebind, "followers_in", lambda _: None)
+    again = pickle.loads(pickled)
+    with torch.no_grad():
+        with _fused(monkeypatch) as ran:
+            got = again(image)
+        torch.testing.assert_close(got, restore(again)(image), **_CLOSE)
+    assert ran == []
 
 
 def test_chains_begin_when_native_code_is_there(image: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
