@@ -78,7 +78,13 @@ class Background:
         """Whether the interpreter is at its end."""
 
     def submit(self, job: Job) -> Job:
-        """Have a job run; urgent ones before the others."""
+        """Have a job run; urgent ones before the others.
+
+        What it forks needs threadpoolctl, which is imported in this thread: a process that forks while another thread
+        imports leaves a lock behind that its child waits for without end.
+        """
+        import threadpoolctl  # noqa: F401
+
         with self._lock:
             if self.ends:
                 job.finish = lambda: None  # type: ignore[method-assign]
