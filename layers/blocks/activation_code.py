@@ -6,6 +6,7 @@ that a name such as `F` means there what it means here.
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Mapping
 from types import CodeType, FunctionType
@@ -52,13 +53,18 @@ def _spelled(formula: str) -> list[CodeType]:
     return codes
 
 
-_NAMES: Mapping[_Key, tuple[str, tuple[str, ...]]] = {
-    _key(code): (name, tuple(used for used in _MEANT if f"{used}." in formula.replace("torch.nn.", "torch.")))
-    for name, spellings in _SPELLINGS.items()
-    for formula in spellings
-    for code in _spelled(formula)
-}
-"""The activation, and the globals that have to mean what they mean here."""
+@functools.cache
+def _names() -> dict[_Key, tuple[str, tuple[str, ...]]]:
+    """The activations, and the globals that have to mean what they mean here; made when a class is unknown."""
+    return {
+        _key(code): (
+            name,
+            tuple(used for used in _MEANT if f"{used}." in formula.replace("torch.nn.", "torch.")),
+        )
+        for name, spellings in _SPELLINGS.items()
+        for formula in spellings
+        for code in _spelled(formula)
+    }
 
 
 def activation_of_code(forward: Callable[..., object]) -> str | None:
@@ -69,5 +75,5 @@ def activation_of_code(forward: Callable[..., object]) -> str | None:
     takes_more = code.co_kwonlyargcount or code.co_flags & (inspect.CO_VARARGS | inspect.CO_VARKEYWORDS)
     if code.co_argcount != 2 or takes_more or code.co_freevars:
         return None
-    name, used = _NAMES.get(_key(code), (None, ()))
+    name, used = _names().get(_key(code), (None, ()))
     return name if all(forward.__globals__.get(one) is _MEANT[one] for one in used) else None
