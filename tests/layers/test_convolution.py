@@ -519,3 +519,12 @@ def test_used_by_several_threads() -> None:
     for thread in threads:
         thread.join()
     assert not failures
+
+
+def test_geometry_in_lists_is_taken() -> None:
+    module = nn.Conv2d(8, 8, 1).eval()
+    module.stride, module.dilation = [1, 1], [1, 1]  # type: ignore[assignment]
+    x = torch.randn(1, 8, 6, 6).contiguous(memory_format=torch.channels_last)
+    with torch.no_grad():
+        for _ in range(2):
+            assert_close(PACKAGE.layers.Conv2d.forward(module, x), module(x))

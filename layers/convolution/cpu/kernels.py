@@ -97,7 +97,8 @@ def loses(input: Tensor, weight: Tensor, stride: Sequence[int], dilation: Sequen
 def _key(
     input: Tensor, weight: Tensor, stride: Sequence[int], dilation: Sequence[int], groups: int
 ) -> tuple[object, ...]:
-    return input.shape, input.stride(), weight.shape, input.dtype, weight.dtype, stride, dilation, groups
+    tensors = (input.shape, input.stride(), weight.shape, input.dtype, weight.dtype)
+    return *tensors, tuple(stride), tuple(dilation), groups  # a module's may be lists
 
 
 _LOSING: set[tuple[object, ...]] = set()

@@ -44,7 +44,7 @@ class Conv2d(nn.Module):
 
     def forward(self, input: Tensor) -> Tensor:
         weight, bias, padding = self.weight, self.bias, self.padding
-        is_plane = input.is_contiguous()
+        is_plane = at_once is None or input.is_contiguous()
         if not is_plane and _loses(self, input, weight):
             return self._conv_forward(input, weight, bias)
         if (
