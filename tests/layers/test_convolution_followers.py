@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import importlib
+import sys
 from types import ModuleType
 
 import pytest
@@ -167,6 +168,40 @@ def test_counts_end_at_what_is_not_computed(convolutions: ModuleType, linears: M
     assert linears.count(nn.Linear(4, 8), [nn.GELU(), nn.Dropout(), nn.Linear(8, 4)]) == 2
     assert linears.count(nn.Linear(4, 8), [nn.Dropout(), nn.GELU()]) == 0
     assert linears.count(nn.Bilinear(4, 4, 8), [nn.GELU()]) == 0
+
+
+def test_what_a_plain_norm_holds_is_not_called(convolutions: ModuleType) -> None:
+    torch.manual_seed(0)
+    norm = _norm(nn.BatchNorm2d, 8)
+    norm.act = nn.ReLU()
+    got = _agrees(convolutions, nn.Conv2d(4, 8, 1), torch.randn(1, 4, 8, 8), norm)
+    assert (got < 0).any()
+
+
+class BatchNormAct2d(nn.BatchNorm2d):
+    """As timm has it."""
+
+    def __init__(self, channels: int, act: nn.Module) -> None:
+        super().__init__(channels)
+        self.drop, self.act = nn.Identity(), act
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.act(self.drop(super().forward(x)))  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("activation", [nn.SiLU(), nn.Identity(), nn.ReLU6()], ids=str)
+def test_a_norm_of_timm_has_its_activation(
+    convolutions: ModuleType, monkeypatch: pytest.MonkeyPatch, activation: nn.Module
+) -> None:
+    torch.manual_seed(0)
+    norm = BatchNormAct2d(8, activation).eval()
+    conv, x = nn.Conv2d(4, 8, 1), torch.randn(1, 4, 8, 8)
+    assert convolutions.count(conv, [norm]) == 0  # somebody else's class of that name
+    monkeypatch.setitem(sys.modules, "timm.layers.norm_act", sys.modules[__name__])
+    monkeypatch.setattr(BatchNormAct2d, "__module__", "timm.layers.norm_act")
+    _agrees(convolutions, conv, x, norm, nn.Identity())
+    norm.act = nn.Tanh()
+    assert convolutions.count(conv, [norm]) == 0
 
 
 class _Doubled(nn.ReLU):

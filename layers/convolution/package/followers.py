@@ -94,7 +94,9 @@ def _following(module: nn.Module, followers: Sequence[nn.Module]) -> Following |
             tensors = (held["weight"], held["bias"], kept["running_mean"], kept["running_var"])
             if tensors[2] is None or tensors[3] is None:  # then a norm is by the statistics of its input
                 return None
-            eps, computed = float(follower.eps), follower._modules.get("act")  # type: ignore[arg-type]
+            eps = float(follower.eps)  # type: ignore[arg-type]
+            is_plain = type(follower) is _NORMS[type(module)]  # whose forward calls no module that it holds
+            computed = None if is_plain else follower._modules["act"]
         name = None if computed is None else _activation(computed)
         if name is not None and activation == "none":
             activation = name
