@@ -64,7 +64,7 @@ _JUDGED_S = 4.0
 """Seconds of the oracle for inputs made for the graph. Where one set would take more than twice as long, the original
 and the oracle's plain results judge alone: of a BERT-base of 4 x 128 it takes 11, as long as all else."""
 _SECONDS_OF_FLOP, _SECONDS_OF_WEIGHT = 5e-11, 4e-8
-"""Of the oracle with error bounds, on a core: measured of BERT-base and MiniLM."""
+"""Of the oracle with error bounds, on a core: measured of a BERT-base."""
 _TIMED_S = 0.2
 _ODD = (3, 17, 5, 9)
 
