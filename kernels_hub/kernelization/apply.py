@@ -35,6 +35,7 @@ from kernels_hub.kernelization.chain_plan import plan_chains
 from kernels_hub.kernelization.copy_budget import budget_in_bytes, over_budget, with_uncopied
 from kernels_hub.kernelization.device import Device, as_target, is_here
 from kernels_hub.kernelization.fallback import KernelizeFallback, as_fallback
+from kernels_hub.kernelization.freed_memory import keep_freed_memory
 from kernels_hub.kernelization.function_places import held_out_of_reach
 from kernels_hub.kernelization.gain_gate import multiplies_few_rows_only
 from kernels_hub.kernelization.jit import JitForward
@@ -98,11 +99,10 @@ def kernelize(
         disagree (VerificationError instead if `use_fallback` is False).
     free_weights: kernels that keep packed copies of weights free the originals; `restore` unpacks
         them. Without it both are kept, and `report` states the extra memory.
-    strict_weights: kernels that keep copies of weights compare all of them with the weights at every
-        call. Without it, a change that PyTorch counts (in-place operations, optimizers,
-        `load_state_dict`, another parameter or storage) is seen at once, and one that it does not
-        count (through `.data`, NumPy, DLPack) at the latest within 16 calls or 2 s of calls,
-        whichever is later; `refresh(model)` makes copies right at once. See docs/weights.md.
+    strict_weights: kernels that keep copies of weights compare all of them with the weights at every call. Without it,
+        a change that PyTorch counts (in-place operations, optimizers, `load_state_dict`, another parameter or storage)
+        is seen at once, and one that it does not count (through `.data`, NumPy, DLPack) at the latest within 16 calls
+        or 2 s of calls, whichever is later; `refresh(model)` makes copies right at once. See docs/weights.md.
     copy_budget: what the copies of weights that kernels keep may take together, for inputs of one size: bytes as an
         int, or a share of the parameters' bytes as a float (0.25). It is spent on the layers that are known to
         gain most; the others keep their original forward, and `report` says so. None: no limit.
@@ -123,7 +123,8 @@ def kernelize(
         return restore(model)
     originals = not (wait or free_weights or verify is not None)
     tries = not (free_weights or strict_weights or verify is not None) and copy_budget is None
-    where = active_mapping(), as_target(device, model), mode, fallback
+    target = as_target(device, model)
+    where = active_mapping(), target, mode, fallback
     resolver = ClassResolver(*where, keeps_originals=originals, tries=tries, model=model)
     plan = _plan_within(budget_in_bytes(copy_budget, model), model, resolver, fallback)
     if verify is None:  # which gives every kernel what its own module gets
@@ -136,6 +137,7 @@ def kernelize(
         plan = Plan({}, [_as_compiled(step, waits=wait) for step in verified], bound=plan.bound)
     if strict_weights:
         plan = as_strict(plan, fallback)
+    keep_freed_memory(target.type)
     with CHANGING:
         _apply(plan, prepare=Mode.INFERENCE in mode, free=free_weights)
     log_plan(plan, logger)
