@@ -96,6 +96,8 @@ def run(model: str, peer: str) -> Any:
 
 
 def main() -> None:
+    from kernels_hub.calibration.processor import processor_name
+
     parser = arguments(__doc__ or "")
     parser.add_argument("--models", nargs="*", default=list(MODELS), choices=MODELS)
     options = parser.parse_args()
@@ -125,7 +127,7 @@ def main() -> None:
     ]
     print(table(("model", *PEERS[1:], "gain left", "default / compiled"), rows))
     if options.write:
-        print(write("copy-budget", {"budget": BUDGET, "models": results}))
+        print(write("copy-budget", {"budget": BUDGET, "models": results}, processor_name()))
 
 
 if __name__ == "__main__":

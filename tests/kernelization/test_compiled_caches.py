@@ -210,7 +210,12 @@ def test_a_sliding_window_that_is_not_reached(kind: str, more: dict[str, Any]):
 @pytest.mark.parametrize(("kind", "more"), first(1, WINDOWED[:4]))
 @pytest.mark.parametrize(
     "lengths",
-    all_but([(3, 1, 1, 1, 1, 1, 1), (9, 1, 1), (3, 5, 1), (7, 1, 1), (6, 1, 3)], (3, 1, 1, 1, 1, 1, 1), (7, 1, 1), (6, 1, 3)),
+    all_but(
+        [(3, 1, 1, 1, 1, 1, 1), (9, 1, 1), (3, 5, 1), (7, 1, 1), (6, 1, 3)],
+        (3, 1, 1, 1, 1, 1, 1),
+        (7, 1, 1),
+        (6, 1, 3),
+    ),
 )
 def test_a_sliding_window_forgets(kind: str, more: dict[str, Any], lengths: tuple[int, ...]):
     """At every step the cache holds what the original's holds; from where it has forgotten on, the original runs."""
