@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from kernels_hub.hub.references import Reference
 from kernels_hub.kernelization.bind import Forward, KernelForward, package_of
+from kernels_hub.kernelization.chain_functions import chain_function, is_function
 from kernels_hub.kernelization.chain_syntax import Names
 from kernels_hub.kernelization.chains import Followers, Place, followers_in, may_follow, runs_in
 from kernels_hub.kernelization.mode import Mode
@@ -142,7 +143,7 @@ def _chain_at(
     """As many names, from the first on, as are a chain; none where they are not two at least."""
     children: list[nn.Module] = []
     for name in names:
-        child = parent._modules.get(name)
+        child = chain_function(name).module if is_function(name) else parent._modules.get(name)
         if child is None or name in parent.__dict__ or hasattr(type(parent), name):
             break
         if not children and id(child) not in protocols:

@@ -5,10 +5,11 @@
     out = self.relu(out)     ->     out = self.conv2(out)
     out = self.conv2(out)
 
-A run is a sequence of calls of children with one argument, each of the result of the one before, which nothing else in
-the forward sees: a call inside another's argument, or a variable that the next statement replaces or alone reads. It is
-proven by the source text, and only where compiling that text gives the code that the forward has. What is written in
-its place keeps the lines of the source, so that tracebacks and debuggers show them.
+A run is a sequence of calls of children, and of PyTorch's activations (`chain_functions`), with one argument, each of
+the result of the one before, which nothing else in the forward sees: a call inside another's argument, or a variable
+that the next statement replaces or alone reads. It is proven by the source text, and only where compiling that text
+gives the code that the forward has. What is written in its place keeps the lines of the source, so that tracebacks and
+debuggers show them.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import CodeType, FunctionType
 
+from kernels_hub.kernelization.chain_functions import function_name
 from kernels_hub.kernelization.decoration import inner_function, innermost, with_inner
 
 Names = tuple[str, ...]
@@ -40,29 +42,31 @@ _FUTURES = functools.reduce(
 class _Run:
     """Calls in order, and what holds them: statements of one list, or one expression.
 
-    first: what the first call gets.
+    first: what the first call gets. named: the names of calls, of these among others.
     """
 
     calls: list[ast.Call]
     first: ast.expr
+    named: Mapping[ast.expr, str]
     statements: list[tuple[ast.Assign | ast.Return, int]] = field(default_factory=list)
     """Each with the number of calls up to its end; none where it is part of a larger expression."""
     body: list[ast.stmt] = field(default_factory=list)
 
     @property
     def names(self) -> Names:
-        return tuple(_name_of(call) for call in self.calls)
+        return tuple(self.named[call] for call in self.calls)
 
 
 @functools.lru_cache(maxsize=4096)
 def runs_of(forward: FunctionType) -> tuple[Names, ...]:
-    """The attributes that a forward calls one after the other, two at least; none where its source proves nothing.
+    """The children and functions that a forward calls one after the other, two at least; none where its source proves
+    nothing.
 
     Of a decorated forward, those of the function inside.
     """
     forward = innermost(forward)
     proven = _proven(forward)
-    return () if proven is None else tuple(run.names for run in _Search(proven.tree, forward.__code__).runs)
+    return () if proven is None else tuple(run.names for run in _Search(proven.tree, forward).runs)
 
 
 def with_calls(forward: FunctionType, chains: Mapping[Names, str]) -> FunctionType:
@@ -76,7 +80,7 @@ def with_calls(forward: FunctionType, chains: Mapping[Names, str]) -> FunctionTy
     proven = _proven(forward)
     if proven is None:
         return forward
-    search = _Search(proven.tree, forward.__code__)
+    search = _Search(proven.tree, forward)
     for run in search.runs:
         _write(run, chains, search.self_name)
     ast.fix_missing_locations(proven.tree)
@@ -165,9 +169,12 @@ def _is_same_constant(one: object, other: object) -> bool:
 class _Search(ast.NodeVisitor):
     """Collects the runs of one definition."""
 
-    def __init__(self, tree: ast.FunctionDef, code: CodeType) -> None:
+    def __init__(self, tree: ast.FunctionDef, forward: FunctionType) -> None:
+        code = forward.__code__
         self.self_name = code.co_varnames[0]
         self.runs: list[_Run] = []
+        self._forward = forward
+        self._named: dict[ast.expr, str] = {}
         self._captured = frozenset(code.co_cellvars)
         self._reads = Counter(_read_names(tree))
         self._taken: set[ast.expr] = set()
@@ -186,7 +193,7 @@ class _Search(ast.NodeVisitor):
                 if run is not None and joins and self._continues(run, statement, first):
                     run.calls += calls
                 else:
-                    run = _Run(calls, first, body=body)
+                    run = _Run(calls, first, self._named, body=body)
                     self.runs.append(run)
                 run.statements.append((statement, len(run.calls)))
             else:
@@ -209,11 +216,11 @@ class _Search(ast.NodeVisitor):
 
     def _visit_expressions(self, root: ast.AST) -> None:
         for node in ast.walk(root):
-            if isinstance(node, ast.expr) and node not in self._taken and self._is_child_call(node):
+            if isinstance(node, ast.expr) and node not in self._taken and self._is_named(node):
                 calls, first = self._unfolded(node)
                 self._taken.update(calls)
                 if len(calls) > 1:
-                    self.runs.append(_Run(calls, first))
+                    self.runs.append(_Run(calls, first, self._named))
 
     def _calls_of(self, statement: ast.stmt) -> tuple[list[ast.Call], ast.expr]:
         """The calls that a statement consists of, `v = self.b(self.a(x))`, and x."""
@@ -229,22 +236,25 @@ class _Search(ast.NodeVisitor):
 
     def _unfolded(self, node: ast.expr) -> tuple[list[ast.Call], ast.expr]:
         calls: list[ast.Call] = []
-        while self._is_child_call(node):
+        while self._is_named(node):
             assert isinstance(node, ast.Call)
             calls.append(node)
             node = node.args[0]
         return calls[::-1], node
 
-    def _is_child_call(self, node: ast.expr) -> bool:
-        return (
-            isinstance(node, ast.Call)
-            and not node.keywords
-            and len(node.args) == 1
-            and not isinstance(node.args[0], ast.Starred)
-            and isinstance(node.func, ast.Attribute)
-            and isinstance(node.func.value, ast.Name)
-            and node.func.value.id == self.self_name
-        )
+    def _is_named(self, node: ast.expr) -> bool:
+        """Whether a node calls a child or an activation with one argument; its name is known from then on."""
+        if not isinstance(node, ast.Call) or len(node.args) != 1 or isinstance(node.args[0], ast.Starred):
+            return False
+        called = node.func
+        is_own = isinstance(called, ast.Attribute) and isinstance(called.value, ast.Name)
+        if is_own and called.value.id == self.self_name:  # type: ignore[attr-defined]
+            name = None if node.keywords else called.attr  # type: ignore[attr-defined]
+        else:
+            name = function_name(node, self._forward)
+        if name is not None:
+            self._named[node] = name
+        return name is not None
 
     def _continues(self, run: _Run, statement: ast.Assign | ast.Return, first: ast.expr) -> bool:
         """Whether the statement's first call gets what the run's last one returned, and nothing else ever does."""
@@ -260,11 +270,6 @@ def _target_of(statement: ast.Assign) -> str:
     (target,) = statement.targets
     assert isinstance(target, ast.Name)
     return target.id
-
-
-def _name_of(call: ast.Call) -> str:
-    assert isinstance(call.func, ast.Attribute)
-    return call.func.attr
 
 
 def _read_names(tree: ast.AST) -> Iterator[str]:
@@ -342,6 +347,7 @@ def _replace_calls(
             last = calls[end - 1]
             last.func = ast.copy_location(ast.Name(name, ast.Load()), last)
             last.args = [ast.copy_location(ast.Name(self_name, ast.Load()), last), value]
+            last.keywords = []
             value, index = last, end
         else:
             calls[index].args = [value]

@@ -8,9 +8,10 @@ its module `followers` has
     takes(module, input) -> bool                        whether a call may be one for `forward`: asked first, and cheap
     forward(module, input, followers) -> Tensor | None  what the last of them returns; None for calls that it leaves
 
-The forward of the module that holds them then calls the chain in place of its children, where its source proves that
-nothing else sees what is in between (`chain_syntax`). At every call the children are asked whether they still are what
-was planned; where one has hooks, or another forward, they are called one after the other.
+An activation that is called as a function (`chain_functions`) comes as its module. The forward of the module that holds
+them then calls the chain in place of its children, where its source proves that nothing else sees what is in between
+(`chain_syntax`). At every call the children are asked whether they still are what was planned; where one has hooks, or
+another forward, they are called one after the other.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from typing import TYPE_CHECKING, Protocol, TypeGuard, cast
 
 from kernels_hub.hub.references import BundledLayerRepository, Reference
 from kernels_hub.kernelization.bind import Forward, KernelForward
+from kernels_hub.kernelization.chain_functions import chain_function, is_function
 from kernels_hub.kernelization.chain_syntax import Names, runs_of, with_calls
 from kernels_hub.kernelization.decoration import innermost
 from kernels_hub.kernelization.native_builds import is_decided
@@ -141,6 +143,7 @@ def _chain(names: Names, source: Reference, protocol: Followers | None) -> Forwa
     import torch
 
     first, *rest = names
+    functions = {name: chain_function(name) for name in rest if is_function(name)}
     plain = torch.Tensor
     is_compiling, is_tracing = torch.compiler.is_compiling, torch._C._is_tracing
     hooks = _global_hooks()
@@ -150,13 +153,17 @@ def _chain(names: Names, source: Reference, protocol: Followers | None) -> Forwa
             modules = self._modules
             head = modules.get(first)
             if head is not None and _runs_kernel(head, source, value) and protocol.takes(head, value):
-                followers = [modules.get(name) for name in rest]
-                if not any(hooks) and not _has_hooks(head) and _run_plainly(followers):
+                followers = [
+                    modules.get(name) if name not in functions else functions[name].module for name in rest
+                ]
+                are_there = all(function.is_in_place() for function in functions.values())
+                if are_there and not any(hooks) and not _has_hooks(head) and _run_plainly(followers):
                     result = protocol.forward(head, value, followers)
                     if result is not None:
                         return result
         for name in names:
-            value = getattr(self, name)(value)
+            function = functions.get(name)
+            value = getattr(self, name)(value) if function is None else function(value)
         return value
 
     return call

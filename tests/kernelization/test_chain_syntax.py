@@ -11,6 +11,7 @@ from pathlib import Path
 from types import FunctionType, ModuleType
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -62,6 +63,43 @@ def test_what_only_the_next_call_sees_is_a_run(
     tmp_path: Path, body: str, runs: list[tuple[str, ...]]
 ) -> None:
     assert sorted(runs_of(_forward(tmp_path, body))) == sorted(runs)
+
+
+_PYTORCH = "import torch\nfrom torch import nn\nimport torch.nn.functional as F\nfrom torch.nn.functional import silu"
+
+
+@pytest.mark.parametrize(
+    ("body", "runs"),
+    [
+        ("return F.relu(self.b(self.a(x)))", [("a", "b", "F.relu")]),
+        ("x = self.a(x)\nreturn F.relu(x, inplace=True)", [("a", "F.relu(inplace=True)")]),
+        ("x = F.gelu(self.a(x), approximate='tanh')\nreturn x", [("a", "F.gelu(approximate='tanh')")]),
+        ("return silu(self.a(x))", [("a", "F.silu")]),
+        ("return torch.relu(self.a(x))", [("a", "torch.relu")]),
+        ("return nn.functional.relu6(self.a(x))", [("a", "F.relu6")]),
+        ("return torch.nn.functional.hardswish(self.a(x))", [("a", "F.hardswish")]),
+        ("return self.b(F.relu(self.a(x)))", [("a", "F.relu", "b")]),
+        ("return x + F.relu(self.a(x))", [("a", "F.relu")]),
+        ("return F.softmax(self.a(x), dim=1)", []),
+        ("return F.relu(self.a(x), flag)", []),
+        ("return F.relu(self.a(x), inplace=flag)", []),
+        ("return F.gelu(self.a(x), approximate='other')", []),
+        ("F = self\nreturn F.relu(self.a(x))", []),
+        ("import torch.nn.functional as F\nreturn F.relu(self.a(x))", []),
+        ("y = self.a(x)\nz = F.relu(y)\nreturn y + z", []),
+    ],
+)
+def test_activations_of_pytorch_are_calls_of_a_run(
+    tmp_path: Path, body: str, runs: list[tuple[str, ...]]
+) -> None:
+    assert list(runs_of(_forward(tmp_path, body, before=_PYTORCH))) == runs
+
+
+def test_a_function_of_somebody_elses_under_the_name_of_pytorchs_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.nn.functional, "relu", lambda x: x + 1)
+    assert runs_of(_forward(tmp_path, "return F.relu(self.a(x))", before=_PYTORCH)) == ()
 
 
 @pytest.mark.parametrize(

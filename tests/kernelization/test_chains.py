@@ -11,7 +11,10 @@ from types import FunctionType
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.fx import GraphModule
+from torch.overrides import TorchFunctionMode
 
 from kernels_hub import (
     BundledLayerRepository,
@@ -27,6 +30,7 @@ from kernels_hub import (
 )
 from kernels_hub.kernelization import rebind
 from kernels_hub.kernelization.bind import KernelForward
+from kernels_hub.kernelization.chain_functions import chain_function
 from kernels_hub.kernelization.outcome import record_of
 from tests.kernelization.conftest import RepositoryMaker
 
@@ -429,3 +433,106 @@ def test_the_forward_of_a_class_stays_as_it_was() -> None:
     assert (Block.forward, Block.forward.__code__) == before  # type: ignore[attr-defined]
     bound = model[3].__dict__["forward"]
     assert type(bound) is KernelForward and isinstance(bound.func, FunctionType)
+
+
+class Functional(nn.Module):
+    """Activations as functions, as torchvision's GoogLeNet and many others have them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 16, 3, padding=1, bias=False)
+        self.bn = nn.BatchNorm2d(16)
+        self.fc = nn.Linear(16 * 81, 64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.conv(x)
+        x = self.bn(x)
+        x = F.relu(x, inplace=True)
+        return F.gelu(self.fc(x.flatten(1)), approximate="tanh")
+
+
+def _functional() -> Functional:
+    torch.manual_seed(0)
+    model = Functional().eval()
+    model.bn.running_mean.normal_()  # type: ignore[union-attr]
+    return model
+
+
+def test_functions_are_computed_with_what_is_before_them(
+    image: Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = kernelize(_functional(), mode=Mode.INFERENCE, wait=True)
+    assert _runs(model, image, monkeypatch) == ["Conv2d", "Linear"]
+    followers = {row.path: row.followers for row in report(model).rows if row.followers}
+    assert followers == {"conv": ("bn", "F.relu(inplace=True)"), "fc": ("F.gelu(approximate='tanh')",)}
+    again = pickle.loads(pickle.dumps(model))
+    assert _runs(again, image, monkeypatch) == ["Conv2d", "Linear"]
+
+
+def test_a_function_that_is_replaced_later_is_called(image: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = kernelize(_functional(), mode=Mode.INFERENCE, wait=True)
+    relu, seen = F.relu, []
+
+    def watched(x: Tensor, inplace: bool = False) -> Tensor:
+        seen.append(inplace)
+        return relu(x, inplace) + 1
+
+    with torch.no_grad():
+        before = model(image)
+        monkeypatch.setattr(F, "relu", watched)
+        assert not model(image).equal(before)
+        assert seen == [True]
+
+
+def test_a_function_that_was_replaced_before_it_was_known_is_called(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where a model is unpickled in a process that has its own `F.relu`."""
+    chain_function.cache_clear()
+    monkeypatch.setattr(F, "relu", lambda x: x)
+    assert not chain_function("F.relu").is_in_place()
+    chain_function.cache_clear()
+
+
+def test_hooks_see_what_a_function_writes_into(image: Tensor) -> None:
+    model = kernelize(_functional(), mode=Mode.INFERENCE, wait=True)
+    kept: list[Tensor] = []
+    model.bn.register_forward_hook(lambda module, arguments, result: kept.append(result))
+    with torch.no_grad():
+        model(image)
+    assert kept[0].min() == 0  # F.relu(x, inplace=True) changed it afterwards
+
+
+def test_modes_see_the_functions(image: Tensor) -> None:
+    model = kernelize(_functional(), mode=Mode.INFERENCE, wait=True)
+    seen: list[object] = []
+
+    class Watch(TorchFunctionMode):
+        def __torch_function__(
+            self,
+            func: Callable[..., object],
+            types: object,
+            args: tuple[object, ...] = (),
+            kwargs: object = None,
+        ) -> object:
+            seen.append(func)
+            return func(*args, **(kwargs or {}))  # type: ignore[dict-item]
+
+    with torch.no_grad(), Watch():
+        model(image)
+    assert F.relu in seen
+    assert F.gelu in seen
+
+
+def test_a_compiler_sees_the_functions(image: Tensor) -> None:
+    model = kernelize(_functional(), mode=Mode.INFERENCE, wait=True)
+    seen: list[object] = []
+
+    def backend(graph: GraphModule, inputs: list[Tensor]) -> Callable[..., object]:
+        seen.extend(node.target for node in graph.graph.nodes)
+        return graph.forward
+
+    with torch.no_grad():
+        want = model(image)
+        got = torch.compile(model, backend=backend)(image)
+    torch.testing.assert_close(got, want, **_CLOSE)
+    assert F.relu in seen
+    assert F.gelu in seen
