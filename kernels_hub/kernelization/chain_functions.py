@@ -2,7 +2,8 @@
 
 A function has a name as children have (with a dot, which no child's has) that says which it is, with which settings:
 `F.relu`, `F.relu(inplace=True)`, `torch.relu`, `F.gelu(approximate='tanh')`. For kernels that compute it with what is
-before it, an activation module of torch.nn stands in its place, which is never called.
+before it, an activation module of torch.nn stands in its place, which is never called. A call of a chain is given what
+the forward would have called: where that is no longer PyTorch's own, nothing runs as one.
 """
 
 from __future__ import annotations
@@ -57,22 +58,12 @@ def function_name(call: ast.Call, forward: FunctionType) -> str | None:
 
 @dataclass(frozen=True)
 class ChainFunction:
-    """A function of PyTorch's, and the module that stands for it before kernels."""
+    """A function of PyTorch's, how it is called, and the module that stands for it before kernels."""
 
-    owner: ModuleType
-    attribute: str
     original: object
     """None where somebody's own was there from the first."""
     settings: Mapping[str, object]
     module: nn.Module
-
-    def __call__(self, value: object) -> object:
-        """What the function gives, as PyTorch has it at the call."""
-        return getattr(self.owner, self.attribute)(value, **self.settings)
-
-    def is_in_place(self) -> bool:
-        """Whether PyTorch still has its own function there."""
-        return getattr(self.owner, self.attribute, None) is self.original
 
 
 @functools.cache
@@ -87,9 +78,8 @@ def chain_function(name: str) -> ChainFunction:
     if settings.get("approximate", "none") not in ("none", "tanh"):
         raise ValueError(name)
     module: nn.Module = getattr(nn, _MODULES[plain][0])(**settings)
-    owner, attribute = _place(plain)
     original = _function(plain) if _is_pytorchs(plain) else None
-    return ChainFunction(owner, attribute, original, settings, module.eval())
+    return ChainFunction(original, settings, module.eval())
 
 
 @functools.cache
@@ -100,17 +90,12 @@ def _parts(name: str) -> tuple[str, dict[str, object]]:
     return plain, {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in call.keywords}
 
 
-def _place(plain: str) -> tuple[ModuleType, str]:
+def _function(plain: str) -> Callable[..., object]:
     import torch
     import torch.nn.functional
 
     space, _, attribute = plain.partition(".")
-    return torch if space == "torch" else torch.nn.functional, attribute
-
-
-def _function(plain: str) -> Callable[..., object]:
-    space, attribute = _place(plain)
-    found: Callable[..., object] = vars(space)[attribute]
+    found: Callable[..., object] = vars(torch if space == "torch" else torch.nn.functional)[attribute]
     return found
 
 

@@ -24,7 +24,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import CodeType, FunctionType
 
-from kernels_hub.kernelization.chain_functions import function_name
+from kernels_hub.kernelization.chain_functions import function_name, is_function
 from kernels_hub.kernelization.decoration import inner_function, innermost, with_inner
 
 Names = tuple[str, ...]
@@ -70,7 +70,8 @@ def runs_of(forward: FunctionType) -> tuple[Names, ...]:
 
 
 def with_calls(forward: FunctionType, chains: Mapping[Names, str]) -> FunctionType:
-    """A copy of a forward that calls globals for chains of children, with its `self` and what the first one gets.
+    """A copy of a forward that calls globals for chains of children, with its `self`, what the first one gets, and the
+    functions among them.
 
     chains: parts of its runs -> the names of the globals, of the function inside decorators. A chain that is in no run
         (any more) changes nothing.
@@ -310,13 +311,13 @@ def _write(run: _Run, chains: Mapping[Names, str], self_name: str) -> None:
     if not parts:
         return
     if not run.statements:
-        _replace_calls(run.calls, run.first, parts, 0, self_name)
+        _replace_calls(run, range(len(run.calls)), run.first, parts, self_name)
         return
     for begin, end in _merged(run, parts):
         first_call = 0 if begin == 0 else run.statements[begin - 1][1]
         statement, last_call = run.statements[end - 1]
         first = run.calls[first_call].args[0]
-        value = _replace_calls(run.calls[first_call:last_call], first, parts, first_call, self_name)
+        value = _replace_calls(run, range(first_call, last_call), first, parts, self_name)
         for merged, _ in run.statements[begin : end - 1]:
             run.body.remove(merged)
         statement.value = value
@@ -332,24 +333,22 @@ def _merged(run: _Run, parts: Sequence[tuple[int, int, str]]) -> Iterator[tuple[
 
 
 def _replace_calls(
-    calls: Sequence[ast.Call],
-    first: ast.expr,
-    parts: Sequence[tuple[int, int, str]],
-    offset: int,
-    self_name: str,
+    run: _Run, places: range, first: ast.expr, parts: Sequence[tuple[int, int, str]], self_name: str
 ) -> ast.expr:
-    """The nested calls, with those of a part as one call of its global; the outermost is changed in place."""
-    begins = {begin - offset: (end - offset, name) for begin, end, name in parts}
-    value, index = first, 0
-    while index < len(calls):
+    """The nested calls at some places of a run, with those of a part as one call of its global; the outermost is
+    changed in place."""
+    begins = {begin: (end, name) for begin, end, name in parts}
+    value, index = first, places.start
+    while index < places.stop:
         if index in begins:
             end, name = begins[index]
-            last = calls[end - 1]
+            last = run.calls[end - 1]
+            functions = [call.func for call in run.calls[index:end] if is_function(run.named[call])]
             last.func = ast.copy_location(ast.Name(name, ast.Load()), last)
-            last.args = [ast.copy_location(ast.Name(self_name, ast.Load()), last), value]
+            last.args = [ast.copy_location(ast.Name(self_name, ast.Load()), last), value, *functions]
             last.keywords = []
             value, index = last, end
         else:
-            calls[index].args = [value]
-            value, index = calls[index], index + 1
+            run.calls[index].args = [value]
+            value, index = run.calls[index], index + 1
     return value

@@ -18,7 +18,8 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Collection, Mapping, Sequence
+import operator
+from collections.abc import Callable, Collection, Mapping, Sequence
 from types import FunctionType, ModuleType
 from typing import TYPE_CHECKING, Protocol, TypeGuard, cast
 
@@ -142,28 +143,33 @@ def _chain(names: Names, source: Reference, protocol: Followers | None) -> Forwa
     """A call of children one after the other, as one where that is right."""
     import torch
 
-    first, *rest = names
-    functions = {name: chain_function(name) for name in rest if is_function(name)}
+    first = names[0]
+    steps = [(name, chain_function(name) if is_function(name) else None) for name in names]
+    after_first = steps[1:]
+    originals = tuple(function.original for _, function in steps if function is not None)
     plain = torch.Tensor
     is_compiling, is_tracing = torch.compiler.is_compiling, torch._C._is_tracing
     hooks = _global_hooks()
 
-    def call(self: nn.Module, value: object) -> object:
+    def call(self: nn.Module, value: object, *functions: Callable[..., object]) -> object:
         if protocol is not None and type(value) is plain and not is_compiling() and not is_tracing():
             modules = self._modules
             head = modules.get(first)
             if head is not None and _runs_kernel(head, source, value) and protocol.takes(head, value):
                 followers = [
-                    modules.get(name) if name not in functions else functions[name].module for name in rest
+                    modules.get(name) if function is None else function.module
+                    for name, function in after_first
                 ]
-                are_there = all(function.is_in_place() for function in functions.values())
-                if are_there and not any(hooks) and not _has_hooks(head) and _run_plainly(followers):
+                are_pytorchs = all(map(operator.is_, functions, originals))
+                if are_pytorchs and not any(hooks) and not _has_hooks(head) and _run_plainly(followers):
                     result = protocol.forward(head, value, followers)
                     if result is not None:
                         return result
-        for name in names:
-            function = functions.get(name)
-            value = getattr(self, name)(value) if function is None else function(value)
+        given = iter(functions)
+        for name, function in steps:
+            value = (
+                getattr(self, name)(value) if function is None else next(given)(value, **function.settings)
+            )
         return value
 
     return call

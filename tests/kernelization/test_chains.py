@@ -7,7 +7,7 @@ import io
 import pickle
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import FunctionType
+from types import FunctionType, SimpleNamespace
 
 import pytest
 import torch
@@ -484,12 +484,30 @@ def test_a_function_that_is_replaced_later_is_called(image: Tensor, monkeypatch:
         assert seen == [True]
 
 
-def test_a_function_that_was_replaced_before_it_was_known_is_called(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_function_that_was_replaced_before_it_was_known_is_called(
+    image: Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As where a model is unpickled in a process that has its own `F.relu`."""
+    model = kernelize(_functional(), mode=Mode.INFERENCE, wait=True)
+    stored = pickle.dumps(model)
+    with torch.no_grad(), monkeypatch.context() as patch:
+        before = model(image)
+        patch.setattr(F, "relu", lambda x, inplace=False: x)
+        chain_function.cache_clear()
+        assert not pickle.loads(stored)(image).equal(before)
     chain_function.cache_clear()
-    monkeypatch.setattr(F, "relu", lambda x: x)
-    assert not chain_function("F.relu").is_in_place()
-    chain_function.cache_clear()
+
+
+def test_a_name_of_the_models_module_that_is_given_another_function(
+    image: Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = kernelize(_functional(), mode=Mode.INFERENCE, wait=True)
+    other = SimpleNamespace(relu=lambda x, inplace: x, gelu=lambda x, approximate: x)
+    with torch.no_grad():
+        model(image)
+        monkeypatch.setitem(globals(), "F", other)
+        want = restore(copy.deepcopy(model))(image)
+        torch.testing.assert_close(model(image), want, **_CLOSE)
 
 
 def test_hooks_see_what_a_function_writes_into(image: Tensor) -> None:
