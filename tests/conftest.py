@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import gc
 import os
+import random
 import sys
 from collections import Counter
 from collections.abc import Generator, Iterator
@@ -119,6 +120,16 @@ def rows_in(request: pytest.FixtureRequest) -> Iterator[None]:
             yield
     if (folder := request.node.funcargs.get("tmp_path")) is not None:
         hub_databases.drop(folder)
+
+
+@pytest.fixture(autouse=True)
+def same_random_numbers() -> None:
+    """Weights and inputs are the same in every session, whichever tests their process ran before."""
+    random.seed(0)
+    if (numpy := sys.modules.get("numpy")) is not None:
+        numpy.random.seed(0)
+    if (torch := sys.modules.get("torch")) is not None:
+        torch.manual_seed(0)
 
 
 @pytest.hookimpl(wrapper=True)
