@@ -30,6 +30,7 @@ from kernels_hub.compiler.errors import BuildError, EngineError, OriginalRaisesE
 from kernels_hub.compiler.export.bytecode_files import bytecode_name
 from kernels_hub.compiler.export.caches import LENGTH_AXIS
 from kernels_hub.compiler.export.checked import Case, Checked, machine
+from kernels_hub.compiler.export.load_emitted import load_emitted
 from kernels_hub.compiler.export.native_binaries import Prebuilt, copy_alone
 from kernels_hub.compiler.export.outputs_of_call import outputs_of_call
 from kernels_hub.compiler.export.programs import dtype_name
@@ -77,9 +78,7 @@ def check_emitted(
     Raises BuildError where it does not build here, EngineError where a result differs or the layer would not run a
     case by its program.
     """
-    from kernels_hub import get_local_kernel
-
-    kernel = get_local_kernel(folder, backend="cpu")
+    kernel = load_emitted(folder, "cpu")
     here = {isa.name for isa in machine_isas()}
     isas = tuple(one for one in dict.fromkeys(row.isa for row in built) if one in here)
     cases: list[Case] = []

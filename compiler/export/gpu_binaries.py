@@ -21,6 +21,7 @@ from typing import Any
 import torch
 
 from kernels_hub.compiler.errors import BuildError, CompilerError
+from kernels_hub.compiler.export.load_emitted import load_emitted
 from kernels_hub.compiler.export.resources import SHARED_LIMIT, Resources, read_resources
 from kernels_hub.compiler.ir.dims import dim_symbols
 from kernels_hub.compiler.ir.graph import Graph
@@ -112,9 +113,7 @@ def compile_ahead(
     cases: of each program (its file), sizes to compile for. knobs: the table; gets those that keep kernels from
     spilling. Raises BuildError where a kernel does not compile.
     """
-    from kernels_hub import get_local_kernel
-
-    package = get_local_kernel(folder, backend="cuda").__name__
+    package = load_emitted(folder, "cuda").__name__
     rows: list[Compiled] = []
     index: dict[str, dict[str, list[dict[str, Any]]]] = {}
     for program, sizes in cases.items():

@@ -23,6 +23,7 @@ from kernels_hub.compiler.export.check import (
 )
 from kernels_hub.compiler.export.gradient import Trained, Training, in_mode
 from kernels_hub.compiler.export.gradient_judging import judge_gradients
+from kernels_hub.compiler.export.load_emitted import load_emitted
 from kernels_hub.compiler.export.programs import dtype_name
 from kernels_hub.compiler.export.source import Example, Source
 from kernels_hub.compiler.importers.torch_trace import paths_of
@@ -62,11 +63,9 @@ def check_gradients(folder: Path, layer: str, trained: Trained | str, *, benchma
     Raises BuildError where the programs do not build here, EngineError where a gradient differs or the layer would not
     run a case by its programs.
     """
-    from kernels_hub import get_local_kernel
-
     if isinstance(trained, str):
         return CheckedGradients((), reason=trained)
-    kernel = get_local_kernel(folder, backend="cpu")
+    kernel = load_emitted(folder, "cpu")
     cases: list[GradientCase] = []
     for program, training in zip(trained.programs, trained.trainings, strict=True):
         several = len(trained.programs) > 1

@@ -16,6 +16,7 @@ from torch import nn
 
 from kernels_hub.compiler.errors import EngineError
 from kernels_hub.compiler.export.check import oracle_case, weights_of
+from kernels_hub.compiler.export.load_emitted import load_emitted
 from kernels_hub.compiler.export.programs import Programs
 from kernels_hub.compiler.schedule.cost import kernel_cost
 from kernels_hub.numerics import largest_error, tolerance
@@ -119,10 +120,8 @@ def _holder(weights: Mapping[str, torch.Tensor]) -> nn.Module:
 
 def main(folder: str, given: str, made: str) -> None:
     """The other process: run the program of a folder on tensors of a file, write its outputs to another."""
-    from kernels_hub import get_local_kernel
-
     case: Any = torch.load(given, weights_only=True)
-    layer: Any = get_local_kernel(folder, backend="cuda").program.LAYER
+    layer: Any = load_emitted(Path(folder), "cuda").program.LAYER
     if case["dtype"]:
         layer = next(one for one in layer.layers if case["dtype"] in one.table.source)
     alone = type(layer)(replace(layer.table, modules=()), layer.folder, package=layer.package)

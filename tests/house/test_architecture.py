@@ -186,7 +186,7 @@ ROOMS = {
     "compiler/export": (
         "compiler", "compiler/judging", "compiler/engines", "compiler/codegen", "compiler/schedule", "compiler/autodiff",
         "compiler/rewrite", "compiler/importers", "compiler/viewing", "compiler/runtime", "compiler/ir",
-        "kernels_hub/hub", "kernels_hub/repository",
+        "kernels_hub/repository",
     ),
     "compiler/dynamo": ("compiler", "compiler/plan", "compiler/engines", "compiler/importers", "compiler/ir"),
     # Of the runtime, the mapping that caches are made of.
