@@ -75,6 +75,8 @@ class CpuCompiler:
         found = layer_store.of_call(key)
         if found is None and (refusal := layer_store.refusal_of(key)) is not None:
             return Refusal(*refusal)
+        if found is None:
+            compiler_digest()  # which each of the processes that compile would work out anew
         return found
 
     def refuse(self, key: str, refusal: Refusal) -> None:
