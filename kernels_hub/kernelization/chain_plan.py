@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from types import FunctionType
 from typing import TYPE_CHECKING
 
 from kernels_hub.hub.references import Reference
 from kernels_hub.kernelization.bind import Forward, KernelForward, package_of
-from kernels_hub.kernelization.chain_functions import chain_function, is_function
+from kernels_hub.kernelization.chain_heads import each_module, module_called
 from kernels_hub.kernelization.chain_syntax import Names
 from kernels_hub.kernelization.chains import Followers, Place, followers_in, may_follow, runs_in
 from kernels_hub.kernelization.mode import Mode
@@ -38,7 +38,7 @@ def plan_chains(model: nn.Module, plan: Plan, mode: Mode) -> None:
     steps = {id(step.module): index for index, step in enumerate(plan.steps)}
     in_groups = set(map(id, plan.order))
     forwards: dict[tuple[object, ...], Forward | None] = {}  # thousands of parents may be alike
-    for parent in _modules(model):
+    for parent in each_module(model):
         children = parent._modules.values()
         if id(parent) in in_groups or not any(id(child) in protocols for child in children):
             continue
@@ -92,19 +92,6 @@ def _protocol_of(decision: SwapDecision | None, forward: Forward | None) -> Foll
     return followers_in(package_of(forward)) if isinstance(decision.source, Reference) else None
 
 
-def _modules(model: nn.Module) -> Iterator[nn.Module]:
-    """Each module once, as `model.modules()`, at a third of the cost."""
-    seen = {id(model)}
-    waiting = [model]
-    while waiting:
-        module = waiting.pop()
-        yield module
-        for child in module._modules.values():
-            if child is not None and id(child) not in seen:
-                seen.add(id(child))
-                waiting.append(child)
-
-
 def _keeps_its_forward(step: Step) -> bool:
     """Whether a module runs the forward of its class, with kernels for functions at most."""
     from torch import nn
@@ -143,8 +130,8 @@ def _chain_at(
     """As many names, from the first on, as are a chain; none where they are not two at least."""
     children: list[nn.Module] = []
     for name in names:
-        child = chain_function(name).module if is_function(name) else parent._modules.get(name)
-        if child is None or name in parent.__dict__ or hasattr(type(parent), name):
+        child = module_called(parent, name)
+        if child is None:
             break
         if not children and id(child) not in protocols:
             return ()

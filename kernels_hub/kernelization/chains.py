@@ -7,6 +7,7 @@ its module `followers` has
     count(module, followers) -> int                     how many of the modules after it, from the first on
     takes(module, input) -> bool                        whether a call may be one for `forward`: asked first, and cheap
     forward(module, input, followers) -> Tensor | None  what the last of them returns; None for calls that it leaves
+    gains_as(module, follower) -> str | None            optional: the layer whose gain is that of both
 
 An activation that is called as a function (`chain_functions`) comes as its module. The forward of the module that holds
 them then calls the chain in place of its children, where its source proves that nothing else sees what is in between
@@ -56,6 +57,12 @@ class Followers(Protocol):
 Place = tuple[Names, Reference, Followers | None]
 """A chain: its children's names, the layer of the first one's kernel, and what computes the others with it; None where
 another release was loaded, which does not."""
+
+
+def layer_of_both(protocol: Followers | None, module: nn.Module, follower: nn.Module) -> str | None:
+    """The layer whose gain is that of a module together with what gets its result; None where its own is."""
+    gains_as: Callable[[nn.Module, nn.Module], str | None] | None = getattr(protocol, "gains_as", None)
+    return None if gains_as is None else gains_as(module, follower)
 
 
 def followers_in(package: ModuleType | None) -> Followers | None:

@@ -10,7 +10,7 @@ import functools
 import inspect
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -71,14 +71,25 @@ class GainGate:
             self._machine = this_machine()
         return self._machine
 
-    def decide(self, layer: str, module: nn.Module) -> Verdict:
-        """The verdict on the kernel that a layer name has, for one module."""
+    def decide(self, layer: str, module: nn.Module, layer_of_both: str | None = None) -> Verdict:
+        """The verdict on the kernel that a layer name has, for one module.
+
+        layer_of_both: what the module was measured as together with what follows it, which its kernel computes too.
+        """
         read = read_shape(layer, module)
         if read is None:
             return _UNREADABLE
-        verdict = self._verdicts.get(read)
+        shape, width = read
+        if layer_of_both is not None:
+            verdict = self._verdict(replace(shape, kind=layer_of_both), width)
+            if verdict.gain is not None:
+                return verdict
+        return self._verdict(shape, width)
+
+    def _verdict(self, shape: Shape, width: int) -> Verdict:
+        verdict = self._verdicts.get((shape, width))
         if verdict is None:
-            verdict = self._verdicts[read] = self._decide(*read)
+            verdict = self._verdicts[shape, width] = self._decide(shape, width)
         return verdict
 
     def _decide(self, shape: Shape, width: int) -> Verdict:

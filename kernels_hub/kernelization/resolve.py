@@ -30,8 +30,10 @@ from kernels_hub.kernelization.bind import (
     bind_function,
     object_name,
     overlaid_forward,
+    package_of,
 )
-from kernels_hub.kernelization.chains import Place, with_chains
+from kernels_hub.kernelization.chain_heads import Followed
+from kernels_hub.kernelization.chains import Place, followers_in, layer_of_both, with_chains
 from kernels_hub.kernelization.compiled_layer import CompiledLayer, missing_compiler
 from kernels_hub.kernelization.contract import original_function
 from kernels_hub.kernelization.device import Target
@@ -148,7 +150,9 @@ class ClassResolver:
         self._dry = dry
         self._importable = importable
         self._keeps_originals = keeps_originals
-        self._tries = tries and Mode.INFERENCE in mode and Mode.TORCH_COMPILE not in mode and tries_gains()
+        is_called = Mode.INFERENCE in mode and Mode.TORCH_COMPILE not in mode
+        self._tries = tries and is_called and tries_gains()
+        self._followed = Followed(model) if is_called and model is not None else None
         self.gains = GainGate(model)
         """What is known of kernels that run only where they are faster, and what was missed."""
         self._plans: dict[type, ClassPlan] = {}
@@ -235,9 +239,12 @@ class ClassResolver:
         own, forward = plan.own, plan.forward
         assert own is not None and forward is not None
         plans: dict[int, tuple[Verdict, ClassPlan]] = {}
+        protocol = followers_in(package_of(forward))
 
         def decided(module: nn.Module) -> ClassPlan:
-            verdict = self.gains.decide(str(own.layer_name), module)
+            follower = None if self._followed is None or protocol is None else self._followed.by(module)
+            both = None if follower is None else layer_of_both(protocol, module, follower)
+            verdict = self.gains.decide(str(own.layer_name), module, both)
             known = plans.get(id(verdict))
             if known is not None:
                 return known[1]

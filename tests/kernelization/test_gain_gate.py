@@ -113,6 +113,57 @@ def test_what_gains_everywhere_runs_without_a_test_at_the_call(tell: Tell):
     assert "1.50 (pinned file)" in str(report(model))
 
 
+class _Activated(nn.Module):
+    """Calls GELU as a function."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(256, 512), nn.Linear(512, 256)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(F.gelu(self.up(x)))
+
+
+@pytest.mark.parametrize(
+    ("model", "gain"),
+    [
+        (lambda: nn.Sequential(nn.Linear(256, 512), nn.GELU(), nn.Dropout(0.1)), 1.2),
+        (lambda: nn.Sequential(nn.Linear(256, 512), nn.SiLU()), 1.2),
+        (_Activated, 1.2),
+        (lambda: nn.Sequential(nn.Linear(256, 512), nn.ReLU()), 0.98),  # no pass is saved
+        (lambda: nn.Sequential(nn.Linear(256, 512), nn.Linear(512, 64), nn.GELU()), 0.98),
+    ],
+    ids=["GELU", "SiLU", "function", "ReLU", "nothing"],
+)
+def test_a_linear_layer_with_an_activation_is_decided_by_what_both_gain(
+    tell: Tell, model: Callable[[], nn.Module], gain: float
+):
+    tell("Linear", 256, 512, _all_rows(LINEAR, 0.98))
+    tell("LinearActivation", 256, 512, _all_rows(replace(LINEAR, kind="LinearActivation"), 1.2))
+    module = model().eval()
+    x = torch.randn(300, 256)
+    with torch.no_grad():
+        expected = module(x)
+        kernelize(module, mode=Mode.INFERENCE)
+        row = report(module).rows[1]
+        assert row.layer_name == "Linear" and (row.swapped, row.gain) == (gain > 1, gain)
+        assert bool(row.followers) is (gain > 1)
+        torch.testing.assert_close(module(x), expected, rtol=1e-5, atol=1e-5)
+    compiled = report(kernelize(model().eval(), mode=Mode.INFERENCE | Mode.TORCH_COMPILE)).rows[1]
+    assert compiled.gain == 0.98, "a compiler fuses them itself"
+
+
+def test_a_linear_layer_that_loses_with_its_activation_is_kept(tell: Tell):
+    tell("Linear", 256, 512, _all_rows(LINEAR, 1.2))
+    tell("LinearActivation", 256, 512, _all_rows(replace(LINEAR, kind="LinearActivation"), 0.9))
+    model = nn.Sequential(nn.Linear(256, 512), nn.GELU(), nn.Linear(256, 512)).eval()
+    rows = report(kernelize(model, mode=Mode.INFERENCE)).rows
+    assert [(row.swapped, row.gain) for row in rows if row.layer_name == "Linear"] == [
+        (False, 0.9),
+        (True, 1.2),
+    ]
+
+
 def test_in_a_model_that_no_cache_holds_what_is_read_from_memory_counts(
     tell: Tell, monkeypatch: pytest.MonkeyPatch
 ):

@@ -21,6 +21,14 @@ def count(module: nn.Module, followers: Sequence[nn.Module]) -> int:
     return next((index for index, other in others if not passes_on(other)), len(followers))
 
 
+def gains_as(module: nn.Module, follower: nn.Module) -> str | None:
+    """The layer as which a linear layer was measured with an activation that saves a pass over its result."""
+    return "LinearActivation" if written_activation(follower) in _IN_THE_PRODUCT else None
+
+
+_IN_THE_PRODUCT = ("silu", "gelu", "gelu_tanh")
+
+
 def takes(module: nn.Module, input: Tensor) -> bool:
     """Whether a call may be one for `forward`."""
     return True
