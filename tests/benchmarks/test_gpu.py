@@ -129,6 +129,7 @@ for line in sys.stdin:
 """
 
 
+@pytest.mark.exhaustive
 def test_a_case_that_fails_is_passed_by_and_a_run_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -274,6 +274,7 @@ runpy.run_module("kernels_hub", run_name="__main__")
 """
 
 
+@pytest.mark.exhaustive
 @needs_compiler
 @pytest.mark.slow
 def test_a_search_that_is_interrupted_goes_on(here: Path, cache: Path):

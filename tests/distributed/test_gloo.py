@@ -58,10 +58,10 @@ def run(scenario: str, tmp_path: Path) -> list[dict[str, object]]:
 @pytest.mark.parametrize(
     ("scenario", "swapped", "left_alone"),
     first(
-        2,
+        1,
         [
-            ("ddp_training", True, None),
             ("fsdp2_training", True, "DTensor"),
+            ("ddp_training", True, None),
             ("tensor_parallel", True, "DTensor"),
             ("fully_shard_after_kernelize", True, None),
             ("fsdp2_inference", True, "DTensor"),

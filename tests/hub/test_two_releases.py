@@ -113,7 +113,7 @@ CASES: dict[str, tuple[str, str, str]] = {
 }
 
 
-@pytest.mark.parametrize(("case",), first(4, [(case,) for case in CASES]))
+@pytest.mark.parametrize(("case",), first(3, [(case,) for case in CASES]))
 def test_a_fresh_process_loads(published: Published, case: str) -> None:
     program, load, release = CASES[case]
     cache = published.folder / f"cache-{list(CASES).index(case)}"

@@ -167,6 +167,7 @@ class Windows(nn.Module):
         return means.flip(1).cumsum(1) if windows.shape[1] > 1 else means * 2
 
 
+@pytest.mark.exhaustive
 def test_padded_windows_have_a_program_for_one_and_one_for_several():
     model, reference = Windows().eval(), Windows().eval()
     reference.load_state_dict(model.state_dict())

@@ -32,6 +32,7 @@ print(run_forked(work, seconds=0.5, background=False, child=Child()))
 """
 
 
+@pytest.mark.exhaustive
 @pytest.mark.skipif(not hasattr(signal, "SIGSTOP"), reason="needs signals that stop a process")
 def test_time_in_which_the_process_is_stopped_does_not_count():
     """As on a machine that is suspended: what was made meanwhile is taken, and no deadline is remembered."""

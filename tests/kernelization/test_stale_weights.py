@@ -489,6 +489,7 @@ def test_every_way_on_every_kind(name: str, way: Callable[[Place], None]) -> Non
     check_write(name, way, "wait", 128, 0, 0.37)
 
 
+@pytest.mark.exhaustive
 @NEEDS_COMPILER
 @pytest.mark.parametrize(("name",), first(1, [("linear",), ("convolution",), ("published",)]))
 def test_without_the_guard_a_write_is_not_seen(name: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -36,7 +36,7 @@ def test_a_small_kernel_does_not_spill(arch):
     assert 0 < resources.registers <= 64
 
 
-@pytest.mark.parametrize("arch", all_but(ARCHITECTURES, "sm_90", "sm_100"))
+@pytest.mark.parametrize("arch", all_but(ARCHITECTURES, "sm_90", "sm_100", "gfx942"))
 def test_a_kernel_that_holds_too_much_is_found(arch):
     # 512 floats a thread, one wave each: NVIDIA gives a thread 255 registers, CDNA3 512 of both kinds.
     block = {"gfx942": 32768}.get(arch, 16384)

@@ -135,6 +135,7 @@ def _comes_around(content: Content, call: int) -> bool:
     return False
 
 
+@pytest.mark.exhaustive
 def test_places_of_small_and_of_large_weights(make: Make) -> None:
     """Nothing is due in turns: a small weight is compared whole at every use, of a large one every place in four uses."""
     small, large = torch.zeros(2048), torch.zeros(CHUNK)

@@ -21,6 +21,7 @@ from kernels_hub.repository.metadata import (
     check_python_depends,
     read_metadata,
 )
+from tests.fuzz.harness import budget
 
 COMPLETE: dict[str, Any] = {
     "name": "flash-attention",
@@ -239,7 +240,7 @@ metadatas = st.builds(
 )
 
 
-@settings(deadline=None)
+@settings(max_examples=budget(30, 100), deadline=None)
 @given(metadatas)
 def test_round_trip(tmp_path_factory: pytest.TempPathFactory, metadata: Metadata) -> None:
     folder = tmp_path_factory.mktemp("metadata")

@@ -123,6 +123,7 @@ def test_an_address_whose_connections_are_all_at_work_is_refused(hub: RunningHub
         assert httpx.get(f"{hub.endpoint}/health").status_code == 200
 
 
+@pytest.mark.exhaustive
 def test_running_out_of_descriptors_is_one_line(tmp_path: Path):
     limits = {**LIMITS, "header_seconds": 1.0, "max_address_connections": 10_000}
     with start_hub(tmp_path / "root", limits=limits) as hub, ExitStack() as stack:

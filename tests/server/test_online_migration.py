@@ -333,6 +333,7 @@ def plain_objects() -> Iterator[str]:
         yield store.address("git")
 
 
+@pytest.mark.exhaustive
 @pytest.mark.git_folder
 def test_git_data_both_ways_while_clients_write(tmp_path: Path, database: str, plain_objects: str):
     root = tmp_path / "root"
@@ -412,6 +413,7 @@ def test_a_server_that_cannot_reach_the_target_stays(tmp_path: Path, database: s
         assert all(hub.accounts.find(name) for name in ("acme", "zeta", "ada"))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.git_folder
 def test_workers_that_are_started_later_find_the_rows(tmp_path: Path, database: str):
     root = tmp_path / "root"

@@ -315,6 +315,7 @@ def test_requests_are_refused_while_the_database_is_gone_and_answered_when_it_is
         assert check(hub) == []
 
 
+@pytest.mark.exhaustive
 @needs_postgresql
 def test_workers_that_start_while_the_database_is_gone_wait_for_it(tmp_path: Path, own: PostgresqlServer):
     with start_hub(tmp_path / "root", workers=2, limits=LIMITS, database=own.new_database()) as running:

@@ -110,6 +110,7 @@ def test_large_files_go_through_the_hub_in_one_body(tmp_path: Path, database: st
         httpx.post(actions["verify"]["href"], json=item, headers=headers).raise_for_status()
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_a_storm_over_two_servers_the_database_and_the_store(tmp_path: Path):
     found = stateless_storm(tmp_path, 1, seed=3, least=5)

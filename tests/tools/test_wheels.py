@@ -47,6 +47,7 @@ extern "C" int64_t regions(int64_t n, int64_t* out, int inside) {
 """
 
 
+@pytest.mark.exhaustive
 @needs_zig
 @needs_x86
 @pytest.mark.slow

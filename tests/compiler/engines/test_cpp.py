@@ -41,6 +41,7 @@ def shows_all_symbols(graph: Graph) -> bool:
     return told >= set(graph.symbols)
 
 
+@pytest.mark.exhaustive
 @settings(max_examples=budget(8, 100), suppress_health_check=list(HealthCheck), deadline=None)
 @given(graph=graphs(max_ops=30))
 def test_random_graphs(graph):

@@ -11,10 +11,11 @@ from kernels_hub.compiler.schedule.inlining import unsupported
 from kernels_hub.compiler.schedule.schedule import schedule
 from tests.compiler.schedule.run import run_schedule
 from tests.compiler.strategies import OTHER_SIZES, SIZES, assert_same_outputs, graphs
+from tests.fuzz.harness import budget
 
 
 @pytest.mark.parametrize("sizes", [SIZES, OTHER_SIZES], ids=["some", "none"])
-@settings(max_examples=150, suppress_health_check=list(HealthCheck), deadline=None)
+@settings(max_examples=budget(75, 150), suppress_health_check=list(HealthCheck), deadline=None)
 @given(graph=graphs())
 def test_a_schedule_computes_what_the_oracle_does(graph, sizes):
     if unsupported(expanded(graph)):

@@ -130,7 +130,7 @@ def test_a_pool_that_breaks_is_replaced(fake: Fake, journal: Journal, caplog: py
     assert "the rest runs in 2 processes of their own" in caplog.text
 
 
-@pytest.mark.parametrize("kind", all_but(["threads", "processes", "workers"], "threads"))
+@pytest.mark.parametrize("kind", all_but(["threads", "processes", "workers"], "threads", "processes"))
 def test_what_hangs_is_ended(
     kind: str, fake: Fake, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):

@@ -62,6 +62,7 @@ def statuses(found: Any) -> list[str]:
     return [one["status"] for one in found]
 
 
+@pytest.mark.exhaustive
 @needs_ray
 def test_killed_workers_cost_no_result(tmp_path: Path):
     before = {one for one in Path(tempfile.gettempdir()).iterdir() if one.name.startswith("kh-")}

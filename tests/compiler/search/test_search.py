@@ -192,6 +192,7 @@ def test_a_winner_is_remembered(database):
     assert not searched(graph, database, sizes={"n": 2}, seed=1).remembered, "another seed is another search"
 
 
+@pytest.mark.exhaustive
 def test_a_winner_of_half_a_search_is_a_candidate_of_the_next(database):
     graph = Graph("total")
     x = graph.input("x", (512, 1024))
@@ -378,6 +379,7 @@ def test_what_another_engine_runs_is_searched_as_well(database):
     check_numbers(found, graph)
 
 
+@pytest.mark.exhaustive
 def test_real_times(database):
     """Nothing is known of them but that they are there, and that no winner is slower than the default."""
     found = search(graph_convolution(), "cpu", budget=2, database=database, equations=())

@@ -46,6 +46,7 @@ def shown(document):
     return [int(number) for number in re.findall(r'data-shown="(\d+)"', document)]
 
 
+@pytest.mark.exhaustive
 def test_five_thousand_nodes(dump):
     graph = encoder(66)
     assert len(graph.nodes) > 5000

@@ -93,6 +93,7 @@ def test_a_case(name: str):
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.filterwarnings("ignore")
 def test_a_sample_of_the_suite():
     found = {name: outcome(name) for name in names()[:: 8 if EXHAUSTIVE else 32]}

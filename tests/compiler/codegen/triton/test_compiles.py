@@ -87,7 +87,6 @@ def check(graph: Graph, options: Options, arch: str, sizes: dict[str, int] | Non
 
 @pytest.mark.slow
 @only_these(
-    ("resnet", "sm_100", torch.bfloat16),
     ("llama", "gfx942", torch.float32),
     name=MODELS,
     arch=ARCHITECTURES,
