@@ -7,6 +7,7 @@
 
 #include "conv_shape.h"
 #include "depthwise.h"
+#include "depthwise_filters.h"
 #include "finish.h"
 #include "parallel.h"
 #include "plane_sums.h"
@@ -48,20 +49,14 @@ inline void by_channels(const PlaneShape& s, const float* x, const float* weight
   });
 }
 
-// x (n, height, width, c), y (n, out_height, out_width, c). The weights, which are few, are turned round at every call.
+// x (n, height, width, c), y (n, out_height, out_width, c).
 inline void by_pixels(const PlaneShape& s, const float* x, const float* weight, const float* bias, const Finish& finish,
                       float* y) {
   const ConvShape shape{s.n, s.c, s.c, s.c,
                         {1, s.height, s.width}, {1, s.rows, s.columns}, {1, s.stride_h, s.stride_w},
                         {0, s.above, s.left}, {1, s.dilation_h, s.dilation_w}, {1, s.out_height, s.out_width}};
-  const int64_t padded = round_up(s.c, kLanes), line = s.width * s.c, image = s.height * line;
-  float* const packed = workspace<Use::kRight>().floats(s.taps() * padded);
-  parallel(ceil_div(s.c, kLanes), ceil_div(8192, kLanes * s.taps()), [&](int64_t begin, int64_t end) {
-    const int64_t first = begin * kLanes, last = std::min(end * kLanes, s.c);
-    transpose(weight + first * s.taps(), s.taps(), packed + first, padded, last - first, s.taps());
-    for (int64_t tap = 0; last == s.c && tap < s.taps(); ++tap)  // vectors are read whole
-      std::fill(packed + tap * padded + s.c, packed + (tap + 1) * padded, 0.0f);
-  });
+  const int64_t line = s.width * s.c, image = s.height * line;
+  const float* const packed = turned_filters(weight, s.c, s.taps());
   auto epilogue = [=, &finish](int64_t row, int64_t j, int64_t count, const float* sums) {
     float* const to = y + row * s.c + j;
     for (int64_t i = 0; i < count; ++i) to[i] = bias == nullptr ? sums[i] : sums[i] + bias[j + i];
