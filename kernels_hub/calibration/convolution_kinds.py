@@ -101,6 +101,26 @@ def _line_work(form: str, depth: int, columns: int, rows: int) -> float:
     return float("inf") if taps > rows else depth * columns * rows * taps / stride
 
 
+def _read_convnext(module: Layer) -> tuple[str, int, int, int]:
+    linear = next(child for child in module._modules.values() if hasattr(child, "in_features"))
+    return "", linear.in_features, linear.out_features, linear.in_features
+
+
+def _convnext(_form: str, depth: int, _columns: int) -> nn.Module:
+    from transformers import ConvNextConfig
+    from transformers.models.convnext.modeling_convnext import ConvNextLayer
+
+    return ConvNextLayer(ConvNextConfig(), depth)
+
+
+def _image_of_pixels(form: str, depth: int, _columns: int, rows: int) -> list[Arguments]:
+    """A channels_last image, which the block before leaves."""
+    import torch
+
+    side = _side(form, rows)
+    return [((torch.randn(1, depth, side, side).contiguous(memory_format=torch.channels_last),), {})]
+
+
 def _conv_norm_activation(form: str, depth: int, columns: int) -> nn.Module:
     from transformers.models.resnet.modeling_resnet import ResNetConvLayer
 
@@ -191,6 +211,7 @@ _RESIDUAL_SIZES = [
     *(("/1", depth, depth) for depth in (*_CHANNELS, 2048)),
     *(("/2", depth, 2 * depth) for depth in _CHANNELS),
 ]
+_CONVNEXT_SIZES = [("", depth, 4 * depth) for depth in (64, 128, 256, 512, 1024)]
 
 CONVOLUTIONS: Mapping[str, Kind] = {
     "Conv2d": Kind(
@@ -201,6 +222,7 @@ CONVOLUTIONS: Mapping[str, Kind] = {
         _read_block, _conv_norm_activation, _image, _PIXELS, _CONV_NORM_SIZES, _convolution_work
     ),
     "ConvNorm": Kind(_read_block, _conv_norm, _image, _PIXELS, _SHORTCUT_SIZES, _convolution_work),
+    "ConvNextBlock": Kind(_read_convnext, _convnext, _image_of_pixels, _PIXELS, _CONVNEXT_SIZES, product(2)),
     "ResNetBasic": Kind(_read_residual, _resnet_basic, _image, _PIXELS, _RESIDUAL_SIZES, product(18)),
     "ResNetBottleneck": Kind(
         _read_residual, _resnet_bottleneck, _image, _PIXELS, _RESIDUAL_SIZES, product(1)

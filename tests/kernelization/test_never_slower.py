@@ -59,7 +59,7 @@ def test_on_an_unknown_processor_the_originals_run_until_something_is_measured(a
     assert {row.reason for row in report(model).kept} == {
         "kept: its gain is unknown on this processor (unheard-of); tried at its first calls"
     }
-    assert set(asked) == {"Linear", "GELU", "TorchRMSNorm", "Conv2d 3x3/1"}
+    assert set(asked) == {"Linear", "LinearActivation", "GELU", "TorchRMSNorm", "Conv2d 3x3/1"}
 
 
 def test_what_was_measured_takes_effect_at_the_next_kernelize(asked: list[str]):
@@ -76,7 +76,7 @@ def test_what_was_measured_takes_effect_at_the_next_kernelize(asked: list[str]):
     rows = {row.path: row for row in report(model)}
     assert rows["0"].swapped and (rows["0"].gain, rows["0"].gain_source) == (1.5, "this machine")
     assert rows["1"].reason == "kept: 0.83 of PyTorch here (this machine)"
-    assert set(asked) == {"TorchRMSNorm", "Conv2d 3x3/1"}
+    assert set(asked) == {"LinearActivation", "TorchRMSNorm", "Conv2d 3x3/1"}
     told = str(explain(_model(), mode=Mode.INFERENCE))
     assert "1.50 (this machine)" in told and "kept: 0.83 of PyTorch here (this machine)" in told
 

@@ -54,6 +54,7 @@ COVERAGE = {
     "Conv1D": 1,
     "ConvNormActivation": 13,
     "ConvNorm": 3,
+    "ConvNextBlock": 2,
     "ResNetBasic": 2,
     "ResNetBottleneck": 2,
     "SiLU": 1,
