@@ -32,7 +32,7 @@ from kernels_hub.kernelization.bind import (
     weights_protocol,
 )
 from kernels_hub.kernelization.chain_plan import plan_chains
-from kernels_hub.kernelization.copy_budget import budget_in_bytes, over_budget, with_uncopied
+from kernels_hub.kernelization.copy_budget import OverBudget, budget_in_bytes, over_budget, with_uncopied
 from kernels_hub.kernelization.device import Device, as_target, is_here
 from kernels_hub.kernelization.fallback import KernelizeFallback, as_fallback
 from kernels_hub.kernelization.freed_memory import keep_freed_memory
@@ -240,15 +240,15 @@ def _plan_within(
     budget: int | None, model: nn.Module, resolver: ClassResolver, fallback: KernelizeFallback
 ) -> Plan:
     """The plan whose copies of weights fit into a budget; where a block's do not, its children's may."""
-    reasons: dict[int, str] = {}
+    over, reasons = OverBudget(), dict[int, str]()
     while True:
         plan = _plan(model, resolver, reasons)
         if budget is None:
             return plan
-        over = over_budget(plan, budget, fallback)
+        over = over_budget(plan, budget, fallback, over.fitting)
         if not over.kept:
             return with_uncopied(plan, over.uncopied)
-        reasons.update(over.kept)
+        reasons |= over.kept
 
 
 def _plan(model: nn.Module, resolver: ClassResolver, kept: Mapping[int, str] = MappingProxyType({})) -> Plan:

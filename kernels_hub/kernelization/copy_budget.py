@@ -52,28 +52,33 @@ _WITHOUT_COPIES = 0.85
 @dataclass
 class OverBudget:
     """Modules whose copies do not fit, by identity. kept: why they keep their original forward. uncopied: their
-    kernels run without copies."""
+    kernels run without copies. fitting: all others."""
 
     kept: dict[int, str] = field(default_factory=dict)
     uncopied: set[int] = field(default_factory=set)
+    fitting: set[int] = field(default_factory=set)
 
 
-def over_budget(plan: Plan, budget: int, fallback: KernelizeFallback) -> OverBudget:
+def over_budget(
+    plan: Plan, budget: int, fallback: KernelizeFallback, fitted: AbstractSet[int] = frozenset()
+) -> OverBudget:
     """The modules whose copies do not fit into a budget.
 
     Those with the highest gain for a byte come first, then those first in the model: equal plans give equal choices.
+    fitted: what did fit before the children of other blocks were planned, which come after it.
     Raises NoKernelError where no original may be kept.
     """
     candidates = [
-        (_saving(own), most_nbytes(weights, module), module, own, weights)
+        (id(module) not in fitted, -_saving(own), most_nbytes(weights, module), module, own, weights)
         for module, forward, own in _swapped(plan)
         if (weights := weights_protocol(forward)) is not None
     ]
     found = OverBudget()
     left = budget
-    for _, nbytes, module, own, weights in sorted(candidates, key=lambda each: -each[0]):
+    for *_, nbytes, module, own, weights in sorted(candidates, key=lambda each: each[:2]):
         if nbytes <= left:
             left -= nbytes
+            found.fitting.add(id(module))
             continue
         if _works_without_copies(weights, module, own):
             found.uncopied.add(id(module))

@@ -111,6 +111,23 @@ def test_where_a_block_does_not_fit_its_children_may(monkeypatch: pytest.MonkeyP
     assert report(block).packed_nbytes <= MIB
 
 
+def test_what_fits_is_not_given_up_for_children_of_what_does_not(tmp_path: Path):
+    """Whose gain may be higher, for the few rows at which it was the highest."""
+    transformers = pytest.importorskip("transformers", reason="needs the package transformers")
+    from transformers.models.llama.modeling_llama import LlamaMLP
+
+    table = GainTable()
+    for kind, depth, columns, gain in (("GatedMLP", 256, 512, 1.5), ("Linear", 256, 512, 3.0)):
+        shape = Shape(kind, "float32", depth, columns)
+        for rows in rows_of(shape):
+            table.put(shape, rows, gain)
+    database.write(tmp_path / "known.json", database.this_machine(), table)
+    config = transformers.LlamaConfig(hidden_size=256, intermediate_size=512, num_attention_heads=4)
+    blocks = nn.ModuleList((LlamaMLP(config), LlamaMLP(config))).eval()
+    kernelize(blocks, mode=Mode.INFERENCE, copy_budget=2 * MIB)  # of a block 1.5, of one of its products 0.5
+    assert [row.path for row in report(blocks).swapped] == ["0", "1.gate_proj"]
+
+
 def test_convolutions_stay_within_what_they_say(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("KERNELS_HUB_CALIBRATION", "ignore")
     convolution = nn.Conv2d(64, 64, 3, padding=1).eval()

@@ -210,7 +210,7 @@ def test_what_is_held_is_told_and_let_go() -> None:
     weights, block = PACKAGE.weights, convnext()
     assert weights.packed_nbytes(block) == 0
     weights.prepare(block)
-    assert weights.packed_nbytes(block) >= 2 * 96 * 24 * 4
+    assert 2 * 96 * 24 * 4 <= weights.packed_nbytes(block) <= weights.most_nbytes(block)
     block.pwconv1.weight.data[3, 3] = 9.0  # not counted by PyTorch: found when all is compared
     weights.refresh(block)
     check(block, torch.randn(1, 24, 8, 8))

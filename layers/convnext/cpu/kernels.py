@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import struct
 import sys
 from functools import lru_cache
@@ -31,6 +32,9 @@ _ACTIVATIONS = {
 }  # of activations.h
 _RECORD = struct.Struct("=13Q8qd")
 _NO_ADDRESSES = (0,) * 13
+
+_MOST_LANES = 16
+"""Floats of a vector, at most."""
 
 _PACKED: Copies[Tensor] = Copies()
 
@@ -140,6 +144,12 @@ def prepare(weight: Tensor) -> None:
 def packed_nbytes(weight: Tensor) -> int:
     """Bytes of the packed copy of a weight."""
     return sum(one.nbytes for one in _PACKED.of(weight))
+
+
+def most_nbytes(weight: Tensor) -> int:
+    """Bytes of the packed copy that a weight has, or would have: its columns fill vectors."""
+    columns, depth = weight.shape
+    return math.ceil(columns / _MOST_LANES) * _MOST_LANES * depth * weight.element_size()
 
 
 def forget(weight: Tensor) -> None:

@@ -25,6 +25,11 @@ def packed_nbytes(module: nn.Module) -> int:
     return sum(map(kernels.packed_nbytes, _weights(module)))
 
 
+def most_nbytes(module: nn.Module) -> int:
+    """Bytes that the packed copies of a block's weights take at most."""
+    return sum(map(kernels.most_nbytes, _weights(module)))
+
+
 def free_originals(module: nn.Module) -> None:
     """Nothing: where the kernel does not run, the linear layers do."""
 
