@@ -186,6 +186,34 @@ def test_gradients_are_those_of_the_children() -> None:
         assert found.equal(expected)
 
 
+def test_it_compiles_whole() -> None:
+    block, x = convnext(), torch.randn(2, 24, 9, 9)
+
+    def call(x: Tensor) -> Tensor:
+        return PACKAGE.layers.ConvNextBlock.forward(block, x)  # type: ignore[no-any-return]
+
+    with torch.inference_mode():
+        assert_close(torch.compile(call, fullgraph=True, backend="eager")(x), block(x))
+    with torch.no_grad():
+        exported = torch.export.export(block_of(block), (x,))
+        assert_close(exported.module()(x), block(x))
+
+
+def block_of(block: nn.Module) -> nn.Module:
+    """A module whose forward is the layer's."""
+    found = copy.deepcopy(block)
+    found.forward = lambda features: PACKAGE.layers.ConvNextBlock.forward(found, features)
+    return found
+
+
+def test_a_weight_of_another_length_is_not_read() -> None:
+    block, x = convnext(), torch.randn(2, 24, 9, 9)
+    block.pwconv2.bias = nn.Parameter(torch.randn(1))  # which PyTorch broadcasts
+    with torch.inference_mode():
+        assert not runs(block, x)
+        assert_close(PACKAGE.layers.ConvNextBlock.forward(block, x), ConvNextLayer.forward(block, x))
+
+
 def test_wrong_sizes_raise_what_the_children_raise() -> None:
     with torch.inference_mode(), pytest.raises(RuntimeError, match="channels"):
         PACKAGE.layers.ConvNextBlock.forward(convnext(), torch.randn(2, 23, 9, 9))

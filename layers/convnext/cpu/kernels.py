@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+from torch.compiler import is_compiling
 
 from .copies import Copies
 from .direct import is_unwatched
@@ -59,10 +60,12 @@ def _library() -> ctypes.CDLL | None:
 
 def block(features: Tensor, parts: Parts) -> Tensor | None:
     """The block's result, channels_last; None where its children are to be called one after the other."""
-    library = _library()
-    convolution, norm, first, _, second, scale, _ = parts
-    if library is None or not isinstance(features, Tensor) or features.dtype is not torch.float32:
+    if is_compiling() or not isinstance(features, Tensor) or features.dtype is not torch.float32:
         return None
+    library = _library()
+    if library is None:
+        return None
+    convolution, norm, first, _, second, scale, _ = parts
     activation = _ACTIVATIONS.get(fused_activation(parts) or "")
     if activation is None:
         return None
@@ -110,6 +113,8 @@ def _fits(features: Tensor, parts: Parts, tensors: Sequence[Tensor | None]) -> b
         and first_weight.shape == second_weight.shape[::-1] == (first.out_features, channels)
         and (scale is None or scale.shape == (channels,))
         and all(one is None or (one.dtype is torch.float32 and one.is_contiguous()) for one in tensors)
+        and all(one is None or one.numel() == channels for one in (*tensors[1:4], tensors[7]))
+        and (tensors[5] is None or tensors[5].numel() == first.out_features)
     )
 
 
