@@ -58,7 +58,11 @@ help:
 demo: $(call environment,demo)
 	$(BIN)/kernels-hub demo $(ARGS)
 
-test: lint types unit
+# Types are checked on one core while the tests begin.
+test: lint
+	@mkdir -p build; $(MAKE) --no-print-directory types >build/types.log 2>&1 & types=$$!; \
+	$(MAKE) --no-print-directory unit; failed=$$?; \
+	wait $$types || failed=1; cat build/types.log; exit $$failed
 
 test-all: lint types
 	$(MAKE) unit ARGS="--exhaustive $(ARGS)"

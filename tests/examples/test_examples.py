@@ -30,6 +30,7 @@ ARGUMENTS = {
 
 LONG = (
     "a_hub_of_ones_own", "generate_text_with_llama", "paint_with_stable_diffusion", "publish_compiled_layers",
+    "train_a_kernelized_model",
 )  # fmt: skip
 """Those that are long even so: `make test-all` runs them."""
 

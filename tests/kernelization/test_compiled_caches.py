@@ -514,6 +514,7 @@ def test_another_registration_comes_back(monkeypatch: pytest.MonkeyPatch):
     assert pytree.SUPPORTED_NODES[transformers.DynamicCache] is theirs
 
 
+@pytest.mark.exhaustive
 def test_refused_tokens_ask_for_no_signature(monkeypatch: pytest.MonkeyPatch):
     """A model that leaves tensors of each call in its layers is not compiled, and is not asked about at each token."""
     torch.manual_seed(0)

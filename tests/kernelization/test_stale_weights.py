@@ -359,7 +359,7 @@ QUIET = (HealthCheck.too_slow, HealthCheck.function_scoped_fixture, HealthCheck.
 
 
 @NEEDS_COMPILER
-@settings(max_examples=budget(12, 60), suppress_health_check=QUIET)
+@settings(max_examples=budget(6, 60), suppress_health_check=QUIET)
 @WRITES
 def test_any_write_is_seen(**write: Any) -> None:
     check_write(**write)

@@ -455,7 +455,7 @@ OPS = {
 }
 
 
-@settings(max_examples=budget(25, 60), deadline=None, phases=(Phase.explicit, Phase.reuse, Phase.generate))
+@settings(max_examples=budget(12, 60), deadline=None, phases=(Phase.explicit, Phase.reuse, Phase.generate))
 @given(
     st.lists(
         st.tuples(st.sampled_from(sorted(OPS)), st.integers(0, 7), st.integers(0, 7)), min_size=3, max_size=8
