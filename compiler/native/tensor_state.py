@@ -256,7 +256,7 @@ def _data(memory: _Memory, tensor: Tensor) -> set[int]:
 
 def _words_that_follow(memory: _Memory) -> int:
     """The words that change with what a tensor is, one after the other, and with nothing else."""
-    base = torch.zeros(2_000)
+    base = torch.zeros(2_000, dtype=torch.float32, device="cpu")
 
     def look(tensor: Tensor) -> tuple[int, ...]:
         return memory.words(tensor._cdata, _WORDS)

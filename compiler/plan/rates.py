@@ -92,7 +92,7 @@ def _multiply_adds() -> float | None:
         return None
     count = library.kh_multiply_adds
     count.argtypes, count.restype = (ctypes.c_int64, ctypes.c_void_p), ctypes.c_double
-    seed = torch.full((64,), 0.5)
+    seed = torch.full((64,), 0.5, dtype=torch.float32)
     multiply_adds = []
     for _ in range(REPEATS):  # the best of them: it is a roof
         start = time.perf_counter()
@@ -103,6 +103,6 @@ def _multiply_adds() -> float | None:
 
 def _product(device: torch.device) -> float:
     side = SIDE["cpu" if device.type == "cpu" else "cuda"]
-    a = torch.ones(side, side, device=device)
+    a = torch.ones(side, side, dtype=torch.float32, device=device)
     torch.mm(a, a)
     return 2 * side**3 / median_seconds(lambda: torch.mm(a, a), device, 5)

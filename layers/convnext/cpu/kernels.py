@@ -79,7 +79,7 @@ def block(features: Tensor, parts: Parts) -> Tensor | None:
     images, channels, height, width = features.shape
     rows, columns = convolution.kernel_size
     sizes = (images, channels, height, width, rows, columns, first.out_features, activation)
-    normed, hidden = (torch.empty(floats) for floats in _scratch(sizes))
+    normed, hidden = (torch.empty(floats, dtype=torch.float32, device="cpu") for floats in _scratch(sizes))
     pixels = features.contiguous(memory_format=torch.channels_last)
     output = torch.empty_like(pixels)
     read = (pixels, *filters, *norms, packed_first, firsts[1], packed_second, seconds[1], scale)
@@ -132,7 +132,7 @@ def _packed(library: ctypes.CDLL, weight: Tensor) -> Tensor:
 
     def pack() -> Tensor:
         columns, depth = weight.shape
-        packed = torch.empty(library.convnext_packed_size(depth, columns))
+        packed = torch.empty(library.convnext_packed_size(depth, columns), dtype=torch.float32, device="cpu")
         library.convnext_pack(weight.data_ptr(), depth, columns, packed.data_ptr())
         return packed
 

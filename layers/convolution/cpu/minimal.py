@@ -37,13 +37,13 @@ class Filter:
         self.fits = bool(weight.isfinite().all() and (bias is None or bias.isfinite().all()))
         self.filters = weight.shape[0]
         self.bias = None if bias is None else bias.detach().contiguous()
-        self.packed = torch.empty(0)
+        self.packed = torch.empty(0, dtype=torch.float32, device="cpu")
         if self.fits:
             weight = weight.detach()
             shape = _numbers(1, weight.shape[1], weight.shape[0], 1, 1, 1, 1)
             library = _library()
             assert library is not None
-            self.packed = torch.empty(library.minimal_size(shape))
+            self.packed = torch.empty(library.minimal_size(shape), dtype=torch.float32, device="cpu")
             library.minimal_pack(shape, weight.data_ptr(), _numbers(*weight.stride()), self.packed.data_ptr())
 
     def nbytes(self) -> int:
@@ -127,7 +127,7 @@ def _arguments(
     batch, channels, height, width = input.shape
     shape = (batch, filter.filters, height + 2 * padding[0] - 2, width + 2 * padding[1] - 2)
     numbers = _numbers(batch, channels, filter.filters, height, width, *padding)
-    return numbers, torch.empty(shape, memory_format=layout)
+    return numbers, torch.empty(shape, dtype=torch.float32, device="cpu", memory_format=layout)
 
 
 def _address(tensor: Tensor | None) -> int | None:

@@ -125,7 +125,7 @@ def convolve(
     geometry: Geometry, input: Tensor, weight: Tensor, bias: Tensor | None, followers: Followers | None = None
 ) -> Tensor:
     """conv2d(input) + bias, laid out as the input, of arguments that have it; then what follows."""
-    output = torch.empty(geometry.shape, memory_format=geometry.layout)
+    output = torch.empty(geometry.shape, dtype=torch.float32, device="cpu", memory_format=geometry.layout)
     library = _library()
     assert library is not None
     run = library.planes_run if geometry.layout is torch.contiguous_format else library.pixels_run

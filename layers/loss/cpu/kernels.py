@@ -37,7 +37,7 @@ def forward(logits: Tensor, target: Tensor, form: LossForm) -> tuple[Tensor, Ten
     library = _library()
     if library is None or not _fits(logits):
         return reference.forward(logits, target, form)
-    loss, lse = torch.empty(logits.shape[0]), torch.empty(logits.shape[0])
+    loss, lse = (torch.empty(logits.shape[0], dtype=torch.float32, device="cpu") for _ in range(2))
     _run(library, logits.contiguous(), target, form, loss=loss, lse=lse)
     return loss, lse
 
@@ -59,7 +59,7 @@ def replace_by_gradient(logits: Tensor, target: Tensor, form: LossForm) -> Tenso
     library = _library()
     if library is None or not _fits(logits):
         return reference.replace_by_gradient(logits, target, form)
-    loss = torch.empty(logits.shape[0])
+    loss = torch.empty(logits.shape[0], dtype=torch.float32, device="cpu")
     _run(library, logits, target, form, gradient=logits, loss=loss)
     return loss
 

@@ -155,8 +155,8 @@ def backward(
         grad_total = grad_total.contiguous()
     width = x.shape[-1]
     dx = torch.empty_like(x)
-    dweight = None if weight is None else torch.empty(width)
-    dbias = None if bias is None else torch.empty(width)
+    dweight = None if weight is None else torch.empty(width, dtype=torch.float32, device="cpu")
+    dbias = None if bias is None else torch.empty(width, dtype=torch.float32, device="cpu")
     library.norm_backward(
         _BACKWARD.pack(
             grad.data_ptr(),
@@ -206,7 +206,7 @@ def gated_backward(
     grad = grad.contiguous()
     dx = torch.empty_like(x, memory_format=torch.contiguous_format)
     dgate = None if gate is None else torch.empty_like(gate, memory_format=torch.contiguous_format)
-    dweight = None if weight is None else torch.empty(x.shape[-1])
+    dweight = None if weight is None else torch.empty(x.shape[-1], dtype=torch.float32, device="cpu")
     _gated(library.gated_backward, grad, x, gate, weight, None, dx, dgate, dweight, form)
     return dx, dgate, _as(dweight, weight)
 
