@@ -21,11 +21,7 @@ from .form import attends_to_another
 from .functional import attention, attention_with_sinks
 from .projections import project
 from .rotation import apply_rotary_pos_emb_interleaved
-
-# Arguments of a block that change what transformers' function for "sdpa" computes.
-_OTHERS = ("is_causal", "position_bias", "cache", "softcap")
-
-_SDPA = "transformers.integrations.sdpa_attention"
+from .sdpa_of_transformers import OTHER_ARGUMENTS, calls_sdpa, has_no_hooks_but_records, records_weights
 
 
 def original(block: nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -46,9 +42,9 @@ def applies(
     return (
         is_computed_here(block, hidden, linears, dropout, mask)
         and not (eager and mask is not None and mask.dtype == torch.bool)
-        and all(kwargs.get(name) is None for name in _OTHERS)
+        and all(kwargs.get(name) is None for name in OTHER_ARGUMENTS)
         and not kwargs.get("output_attentions")
-        and (_runs_eager(block) if eager else _calls_sdpa(block.config))
+        and (_runs_eager(block) if eager else calls_sdpa(block.config))
     )
 
 
@@ -352,23 +348,4 @@ def _runs_eager(block: Any) -> bool:
         return False
     if torch.compiler.is_compiling():
         return True
-    if any(getattr(hook, "__name__", "") != _RECORDS for hook in block._forward_hooks.values()):
-        return False
-    capturing = sys.modules.get("transformers.utils.output_capturing")
-    collected = None if capturing is None else capturing._active_collector.get()
-    return not (collected and any("attentions" in name for name in collected))
-
-
-_RECORDS = "output_capturing_hook"
-"""The hook by which transformers records outputs, and weights where it is asked to."""
-
-
-def _calls_sdpa(config: Any) -> bool:
-    if config._attn_implementation != "sdpa":
-        return False
-    if torch.compiler.is_compiling():
-        return True
-    # Somebody may have put another function in its place.
-    functions = sys.modules["transformers.modeling_utils"].ALL_ATTENTION_FUNCTIONS
-    function = functions["sdpa"]
-    return bool(function.__module__ == _SDPA and function.__name__ == "sdpa_attention_forward")
+    return has_no_hooks_but_records(block) and not records_weights()
