@@ -13,6 +13,7 @@ hold. They are compiled once, when the file is loaded; a check costs about a mic
                 "zeros", "float32"  that string, or dtype
                 [x, y]              one of several
                 { one_of = "name" } one of several that the file lists under that name
+                { fulfils = "name" } a module whose class fulfils that contract, or one of a list of them
                 { not = x }         anything but
                 { equals = [1, 1] } equal to, with lists standing for tuples as well
 """
@@ -23,7 +24,7 @@ import operator
 import re
 import sys
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from kernels_hub.kernelization.loaded_object import MISSING, OBJECT_NAME, find_loaded
 
@@ -37,7 +38,7 @@ _COMPARISONS: Mapping[str, Callable[[Any, Any], bool]] = {
     ">": operator.gt,
     "<": operator.lt,
 }
-OPERATIONS = frozenset(("not", "equals", "one_of"))
+OPERATIONS = frozenset(("not", "equals", "one_of", "fulfils"))
 """Keys that make a table an expectation, rather than conditions on a deeper path."""
 
 _COMPARISON = re.compile(r"(>=|<=|==|!=|>|<)\s*(-?\d+(?:\.\d*)?(?:[eE][-+]?\d+)?)")
@@ -63,14 +64,20 @@ class Conditions:
 
     __slots__ = ("_checks", "source")
 
-    def __init__(self, where: Mapping[str, object], alternatives: Mapping[str, object] | None = None) -> None:
+    def __init__(
+        self,
+        where: Mapping[str, object],
+        alternatives: Mapping[str, object] | None = None,
+        contracts: Mapping[str, Test] | None = None,
+    ) -> None:
         """Compile conditions; raises ConditionError.
 
         where: path -> expected, as TOML gives it.
         alternatives: the lists that `one_of` names.
+        contracts: what `fulfils` names: whether a module's class fulfils one.
         """
         self.source = dict(where)
-        named = alternatives or {}
+        named = _Named(alternatives or {}, contracts or {})
         self._checks = tuple(
             (path, _getter(path), _test(path, expected, named)) for path, expected in where.items()
         )
@@ -132,7 +139,14 @@ def _first_tensor(module: Any) -> Any:
     return None
 
 
-def _test(key: str, expected: object, named: Mapping[str, object]) -> Test:
+class _Named(NamedTuple):
+    """What expectations refer to by name."""
+
+    alternatives: Mapping[str, object]
+    contracts: Mapping[str, Test]
+
+
+def _test(key: str, expected: object, named: _Named) -> Test:
     if isinstance(expected, bool):
         return lambda value: value is expected
     if isinstance(expected, int | float):
@@ -149,20 +163,31 @@ def _test(key: str, expected: object, named: Mapping[str, object]) -> Test:
         if operation == "equals":
             return lambda value: _plain(value) == operand
         if operation == "one_of":
-            if not isinstance(operand, str) or operand not in named:
-                known = ", ".join(named) or "none"
+            alternatives = named.alternatives
+            if not isinstance(operand, str) or operand not in alternatives:
+                known = ", ".join(alternatives) or "none"
                 raise ConditionError(
                     key, f"expected the name of a list in [alternatives] ({known}), got {operand!r}"
                 )
-            return _test(key, named[operand], named)
+            return _test(key, alternatives[operand], named)
+        if operation == "fulfils":
+            return _test_of_contracts(key, operand, named.contracts)
     raise ConditionError(
         key,
-        "expected a value, a comparison, a list of them, { not = … }, { equals = … } or { one_of = … }, "
-        f"got {expected!r}",
+        "expected a value, a comparison, a list of them, { not = … }, { equals = … }, { one_of = … } or "
+        f"{{ fulfils = … }}, got {expected!r}",
     )
 
 
-def _test_of_list(key: str, expected: list[Any], named: Mapping[str, object]) -> Test:
+def _test_of_contracts(key: str, expected: object, contracts: Mapping[str, Test]) -> Test:
+    names = [expected] if isinstance(expected, str) else expected
+    if not isinstance(names, list) or not names or not all(name in contracts for name in names):
+        raise ConditionError(key, f"expected the name of a contract, or a list of them, got {expected!r}")
+    tests = [contracts[name] for name in names]
+    return lambda value: any(test(value) for test in tests)
+
+
+def _test_of_list(key: str, expected: list[Any], named: _Named) -> Test:
     if not expected:
         raise ConditionError(key, "expected at least one alternative, got an empty list")
     if all(isinstance(item, str) and _is_object_name(item) for item in expected):
@@ -244,6 +269,9 @@ def _in_words(expected: object) -> str:
         return f"anything but {_in_words(expected['not'])}"
     if isinstance(expected, dict) and "one_of" in expected:
         return f"one of {expected['one_of']}"
+    if isinstance(expected, dict) and "fulfils" in expected:
+        names = expected["fulfils"]
+        return f"a module of contract {names if isinstance(names, str) else ' or '.join(names)}"
     if isinstance(expected, dict):
         return repr(expected.get("equals"))
     return str(expected).lower() if isinstance(expected, bool) else str(expected)

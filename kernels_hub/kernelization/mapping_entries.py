@@ -9,7 +9,7 @@ from typing import Any
 
 from kernels_hub.calibration.kinds import MEASURED
 from kernels_hub.errors import KernelsHubError
-from kernels_hub.kernelization.condition import OPERATIONS, ConditionError, Conditions
+from kernels_hub.kernelization.condition import OPERATIONS, ConditionError, Conditions, Test
 from kernels_hub.kernelization.device import CUDAProperties, Device, ROCMProperties
 from kernels_hub.kernelization.mapping_records import Choice, DeviceEntry, LayerSource
 from kernels_hub.kernelization.mapping_table import Table, unknown
@@ -24,14 +24,17 @@ _MODES = {str(mode): mode for mode in REGISTRABLE_MODES}
 _PROPERTIES = {"cuda": CUDAProperties, "rocm": ROCMProperties}
 
 
-def read_entries(document: Table, alternatives: Mapping[str, Any]) -> Entries:
-    """All `[[map]]` tables of a file, as the `entries` of a KernelMapping. Raises MappingError."""
+def read_entries(document: Table, alternatives: Mapping[str, Any], fulfilled: Mapping[str, Test]) -> Entries:
+    """All `[[map]]` tables of a file, as the `entries` of a KernelMapping. Raises MappingError.
+
+    fulfilled: by the name of each contract, whether a module's class fulfils it.
+    """
     modes_of: dict[tuple[str, Device], dict[Mode, Choice]] = {}
     for table in document.tables("map"):
         layers = _layers(table)
         devices = _devices(table)
         modes = _modes(table)
-        where = read_conditions(table, alternatives)
+        where = read_conditions(table, alternatives, fulfilled)
         covers = tuple(table.strings("covers", "a list of attribute names"))
         measured = bool(table.get("measured", bool, "true or false"))
         for layer in layers:
@@ -68,13 +71,15 @@ def read_alternatives(document: Table) -> dict[str, list[Any]]:
     return found
 
 
-def read_conditions(table: Table, alternatives: Mapping[str, Any]) -> Conditions | None:
-    """The `where` of a table, compiled; None without one."""
+def read_conditions(
+    table: Table, alternatives: Mapping[str, Any], fulfilled: Mapping[str, Test]
+) -> Conditions | None:
+    """The `where` of a table, compiled; None without one. fulfilled: see `read_entries`."""
     where = table.get("where", dict, "a table of conditions")
     if where is None:
         return None
     try:
-        return Conditions(_flat(where), alternatives)
+        return Conditions(_flat(where), alternatives, fulfilled)
     except ConditionError as error:
         raise table.error(("where", *error.key.split(".")), str(error)) from error
 

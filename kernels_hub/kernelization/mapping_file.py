@@ -35,7 +35,7 @@ from kernels_hub.kernelization.contract import Contract
 from kernels_hub.kernelization.mapping_entries import read_alternatives, read_entries
 from kernels_hub.kernelization.mapping_records import KernelMapping
 from kernels_hub.kernelization.mapping_table import SourceText, Table
-from kernels_hub.kernelization.mapping_tags import read_contracts, read_tags
+from kernels_hub.kernelization.mapping_tags import classes_that_fulfil, read_contracts, read_tags
 from kernels_hub.kernelization.tag_rule import TagEntry, TagRules
 
 SCHEMA = 1
@@ -128,8 +128,9 @@ def _read(path: Path, includers: tuple[Path, ...]) -> MappingFile:
     alternatives = {**base.alternatives, **read_alternatives(document)}
     own = read_contracts(document, base.contracts, trusted=path.parent == _shipped_folder())
     contracts = {**base.contracts, **own}
-    tags = read_tags(document, contracts, alternatives)
-    entries = read_entries(document, alternatives)
+    fulfilled = classes_that_fulfil(contracts)
+    tags = read_tags(document, contracts, alternatives, fulfilled)
+    entries = read_entries(document, alternatives, fulfilled)
     document.done()
     return MappingFile(
         base.mapping.extended(KernelMapping(entries)),

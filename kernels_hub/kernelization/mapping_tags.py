@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from kernels_hub.kernelization.canonical import NoCanonicalForm
-from kernels_hub.kernelization.contract import USUAL_NAMES, Contract
+from kernels_hub.kernelization.condition import Test
+from kernels_hub.kernelization.contract import USUAL_NAMES, Contract, class_fulfils
 from kernels_hub.kernelization.loaded_object import OBJECT_NAME
 from kernels_hub.kernelization.mapping_entries import read_conditions
 from kernels_hub.kernelization.mapping_table import Table, unknown
@@ -155,9 +156,12 @@ def _check_source(table: Table, place: str | tuple[str | int, ...], contract: Co
 
 
 def read_tags(
-    document: Table, contracts: Mapping[str, Contract], alternatives: Mapping[str, Any]
+    document: Table,
+    contracts: Mapping[str, Contract],
+    alternatives: Mapping[str, Any],
+    fulfilled: Mapping[str, Test],
 ) -> tuple[TagEntry, ...]:
-    """The `[[tag]]` tables of a file. Raises MappingError."""
+    """The `[[tag]]` tables of a file. Raises MappingError. fulfilled: of `contracts`, see `classes_that_fulfil`."""
     entries = []
     for table in document.tables("tag"):
         layer_name = table.required("layer", str, "a layer name")
@@ -170,7 +174,7 @@ def read_tags(
             )
         if levels is not None and levels < 1:
             raise table.error("levels", f"expected 1 (the model itself) or more, got {levels}")
-        where = read_conditions(table, alternatives)
+        where = read_conditions(table, alternatives, fulfilled)
         if where is not None and functions:
             raise table.error("where", "conditions are asked of module instances; functions have none")
         references = tuple(
@@ -187,6 +191,26 @@ def read_tags(
         table.done()
         entries.append(TagEntry(layer_name, classes, functions, references, positional, where, levels or 0))
     return tuple(entries)
+
+
+def classes_that_fulfil(contracts: Mapping[str, Contract]) -> dict[str, Test]:
+    """By the name of each contract, whether the class of a module fulfils it."""
+    return {name: _has_class_of(contract) for name, contract in contracts.items()}
+
+
+def _has_class_of(contract: Contract) -> Test:
+    """Whether the class of a module fulfils a contract. Looked at once a class, as long as its forward stays."""
+    known: dict[type, tuple[object, bool]] = {}
+
+    def test(value: object) -> bool:
+        cls = type(value)
+        forward, found = known.get(cls, (None, False))
+        if forward is None or forward is not getattr(cls, "forward", None):
+            found = class_fulfils(cls, (contract,))
+            known[cls] = getattr(cls, "forward", None), found
+        return found
+
+    return test
 
 
 def _patterns(table: Table, key: str) -> tuple[str, ...]:

@@ -211,6 +211,12 @@ BROKEN = {
         "expected the name of a list in [alternatives] (cheap), got 'chaep'",
         in_schema=False,
     ),
+    "unknown contract in a condition": Broken(
+        MAP + 'where = { act = { fulfils = "chaep" } }\n[contract.cheap]\nsource = "def f(x): return x"\n',
+        "line 6: map[0].where.act",
+        "expected the name of a contract, or a list of them, got 'chaep'",
+        in_schema=False,
+    ),
     "tag without a layer": Broken(
         TAG.replace('layer = "L"\n', ""), "line 2: tag[0]", "the key 'layer' is missing"
     ),

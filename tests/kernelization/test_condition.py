@@ -137,6 +137,19 @@ def test_named_alternatives() -> None:
         Conditions({"act": {"one_of": "dear"}}, named)
 
 
+def test_contracts_of_what_is_inside() -> None:
+    contracts = {"linear": lambda value: type(value) is nn.Linear, "other": lambda value: False}
+    assert Conditions({"linear": {"fulfils": "linear"}}, None, contracts)(Example()) is None
+    assert Conditions({"linear": {"fulfils": ["other", "linear"]}}, None, contracts)(Example()) is None
+    assert Conditions({"act": ["torch.nn:SiLU", {"fulfils": "other"}]}, None, contracts)(Example()) is None
+    assert Conditions({"act": {"fulfils": ["other", "linear"]}}, None, contracts)(Example()) == (
+        "its act is torch.nn.modules.activation:SiLU, this applies to a module of contract other or linear"
+    )
+    for wrong in ("lienar", [], 3, ["linear", "lienar"]):
+        with pytest.raises(ConditionError, match="expected the name of a contract, or a list of them, got"):
+            Conditions({"act": {"fulfils": wrong}}, None, contracts)
+
+
 def test_dtype_is_that_of_the_first_tensor() -> None:
     wants = Conditions({"dtype": ["float32", "bfloat16"]})
     assert wants(nn.Linear(2, 2)) is None
