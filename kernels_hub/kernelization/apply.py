@@ -33,6 +33,7 @@ from kernels_hub.kernelization.bind import (
 )
 from kernels_hub.kernelization.chain_plan import plan_chains
 from kernels_hub.kernelization.copy_budget import OverBudget, budget_in_bytes, over_budget, with_uncopied
+from kernels_hub.kernelization.covered_modules import covered_modules, must_run_itself, unusual_parameter
 from kernels_hub.kernelization.device import Device, as_target, is_here
 from kernels_hub.kernelization.fallback import KernelizeFallback, as_fallback
 from kernels_hub.kernelization.freed_memory import keep_freed_memory
@@ -303,7 +304,10 @@ def _plan(model: nn.Module, resolver: ClassResolver, kept: Mapping[int, str] = M
             model_plan.steps.append(step)
             swaps = step.record.own is not None and step.record.own.swapped
         if plan.covers and swaps:
-            covered.update(_covered(module, plan))
+            assert plan.own is not None
+            reason = f"idle: its parent's kernel {plan.own.layer_name} computes it"
+            outcome = SwapDecision(None, reason=reason)
+            covered.update((id(child), outcome) for _, child in covered_modules(module, plan.covers))
     return model_plan
 
 
@@ -335,7 +339,7 @@ def _not_alike(model: nn.Module, alike: _Alike, model_plan: Plan) -> Iterator[nn
                 yield module
             elif (group := groups[cls]) is not None:
                 parameters = state["_parameters"]
-                if (parameters and _unusual_parameter(parameters, parameter)) or number in covered:
+                if (parameters and unusual_parameter(parameters, parameter)) or number in covered:
                     yield module
                 else:  # as Plan.add: a call less for each of thousands
                     group.modules.append(module)
@@ -355,16 +359,6 @@ def _group_of(plan: ClassPlan, forward: Forward, groups: dict[int, Group]) -> Gr
     return group
 
 
-def _covered(module: nn.Module, plan: ClassPlan) -> Iterator[tuple[int, SwapDecision]]:
-    """The children whose own forwards the module's kernel makes idle."""
-    assert plan.own is not None
-    outcome = SwapDecision(None, reason=f"idle: its parent's kernel {plan.own.layer_name} computes it")
-    for name in plan.covers:
-        child = module._modules.get(name)
-        if child is not None:
-            yield id(child), outcome
-
-
 def _obstacle(module: nn.Module, state: dict[str, Any], plan: ClassPlan, parameter: type) -> str | None:
     """Why this instance must keep its forward although its class has a kernel; None if nothing."""
     forward = state.get("forward")
@@ -372,33 +366,15 @@ def _obstacle(module: nn.Module, state: dict[str, Any], plan: ClassPlan, paramet
     if forward is not None and not ours:
         return "its forward was already replaced on this instance, for example by hooks of another library"
     if not ours:  # a kernel of ours may have freed its weights: those are no obstacle
-        if (reason := _unusual_parameter(module._parameters, parameter)) is not None:
+        if (reason := unusual_parameter(module._parameters, parameter)) is not None:
             return f"its {reason}"
-        for name in plan.covers:
-            child = module._modules.get(name)
-            if child is not None and (reason := _must_run_itself(child, parameter)) is not None:
-                return f"its {name} must run itself: {reason}"
+        for path, child in covered_modules(module, plan.covers):
+            if (reason := must_run_itself(child, parameter)) is not None:
+                return f"its {path} must run itself: {reason}"
     for check in plan.checks:
         if (reason := check(module)) is not None:
             return reason
     return None
-
-
-def _unusual_parameter(parameters: Mapping[str, nn.Parameter | None], parameter: type) -> str | None:
-    for name, value in parameters.items():
-        if value is not None and type(value) is not parameter:
-            return f"parameter {name!r} is a {type(value).__name__}, not a plain torch.nn.Parameter"
-    return None
-
-
-def _must_run_itself(child: nn.Module, parameter: type) -> str | None:
-    """Why a block's kernel may not compute what its child does; None if it may."""
-    if child._forward_hooks or child._forward_pre_hooks or child._backward_hooks or child._backward_pre_hooks:
-        return "it has hooks"
-    if type(child.__dict__.get("forward")) not in (KernelForward, type(None)):
-        return "its forward was already replaced on this instance"
-    reason = _unusual_parameter(child._parameters, parameter)
-    return f"its {reason}" if reason else None
 
 
 def _special_step(

@@ -110,6 +110,8 @@ class KernelForward(functools.partial):  # type: ignore[type-arg]
 
     lost: str | None = None
     """Why the kernel could not be loaded again after unpickling; the original forward runs then."""
+    computes_original = True
+    """What kernels of blocks ask: one may compute what its child does although the child has a kernel of its own."""
 
     # What libraries that wrap a forward (accelerate, PEFT) ask a bound method for.
 

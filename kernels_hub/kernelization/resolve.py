@@ -36,6 +36,7 @@ from kernels_hub.kernelization.chain_heads import Followed
 from kernels_hub.kernelization.chains import Place, followers_in, layer_of_both, with_chains
 from kernels_hub.kernelization.compiled_layer import CompiledLayer, missing_compiler
 from kernels_hub.kernelization.contract import original_function
+from kernels_hub.kernelization.covered_modules import ALL
 from kernels_hub.kernelization.device import Target
 from kernels_hub.kernelization.fallback import KernelizeFallback
 from kernels_hub.kernelization.function_places import (
@@ -259,7 +260,11 @@ class ClassResolver:
                 swapped = replace(own, gain=verdict.gain, sizes=verdict.sizes)
                 outcomes = tuple((function.name, function.outcome) for function in functions)
                 gated = gated_by_size(forward, cls, verdict.sizes, outcomes)  # type: ignore[arg-type]  # a class can be hashed
-                found = replace(plan, own=swapped, forward=gated, functions=functions, decided=None)
+                # Calls that leave a whole layer to its original run the kernels of what is inside of it.
+                covers = () if ALL in plan.covers else plan.covers
+                found = replace(
+                    plan, own=swapped, forward=gated, covers=covers, functions=functions, decided=None
+                )
             plans[id(verdict)] = (verdict, found)
             return found
 
