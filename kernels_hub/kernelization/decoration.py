@@ -6,8 +6,9 @@ is one that the decorator's own code holds.
 
 What a decorator that a contract names adds is for the kernel to keep, or for the conditions of the
 tag to rule out; the contract compares the function inside. Decorators that only pass arguments on
-(`KEPT`: renamed ones are given under their new names, with a warning) may be around any forward. They
-stay around its kernel: a copy of the wrapper, whose closure holds the kernel.
+(`KEPT`: renamed ones are given under their new names, with a warning; gradients are checkpointed while
+training) may be around any forward. They stay around its kernel: a copy of the wrapper, whose closure
+holds the kernel.
 """
 
 from __future__ import annotations
@@ -21,7 +22,10 @@ from kernels_hub.kernelization.loaded_object import find_loaded
 
 Forward = Callable[..., Any]
 
-KEPT = ("transformers.utils.deprecation:deprecate_kwarg",)
+KEPT = (
+    "transformers.utils.deprecation:deprecate_kwarg",
+    "transformers.modeling_layers:GradientCheckpointingLayer.__init_subclass__",  # from transformers 5.24 on
+)
 
 
 def undecorated(function: object, decorators: tuple[str, ...]) -> FunctionType | str:
@@ -90,11 +94,15 @@ def _inside_kept(function: object) -> object:
 def _is_kept(wrapper: FunctionType) -> bool:
     if inner_function(wrapper) is None:
         return False
-    return any(
-        isinstance(decorator := find_loaded(name), FunctionType)
-        and any(code is wrapper.__code__ for code in _nested(decorator.__code__))
-        for name in KEPT
-    )
+    for name in KEPT:
+        decorator = find_loaded(name)
+        if isinstance(decorator, classmethod):
+            decorator = decorator.__func__
+        if isinstance(decorator, FunctionType) and any(
+            code is wrapper.__code__ for code in _nested(decorator.__code__)
+        ):
+            return True
+    return False
 
 
 def _content(cell: CellType) -> object:
