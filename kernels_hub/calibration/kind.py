@@ -22,6 +22,10 @@ Example = Callable[[str, int, int, int], list[Arguments]]
 """A form, depth, columns and rows -> the arguments of calls; of several, the one that gains least counts."""
 
 
+MOST_WORK = 1.5e9
+"""Multiplications of a call above which a class of rows is not measured: what holds for fewer rows holds for it."""
+
+
 @dataclass(frozen=True)
 class Kind:
     """A kind of layers. sizes: the (form, depth, columns) that `kernels-hub calibrate` measures."""
@@ -32,7 +36,9 @@ class Kind:
     rows: Sequence[int]
     sizes: Sequence[tuple[str, int, int]]
     work: Callable[[str, int, int, int], float]
-    """Multiplications of (form, depth, columns, rows): what is too much work is not measured."""
+    """Multiplications of (form, depth, columns, rows)."""
+    most_work: float = MOST_WORK
+    """Above so many a class of rows is not measured."""
 
 
 def product(factor: int) -> Callable[[str, int, int, int], float]:

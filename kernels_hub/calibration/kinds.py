@@ -39,10 +39,6 @@ def read_shape(layer: str, module: Layer) -> tuple[Shape, int] | None:
     return Shape(f"{layer} {form}" if form else layer, dtype, depth, columns), width
 
 
-MOST_WORK = 1.5e9
-"""Multiplications of a call above which a class of rows is not measured: what holds for fewer rows holds for it."""
-
-
 def rows_of(shape: Shape) -> list[int]:
     """The classes of rows that are measured for a class of shape."""
     layer, form = split_kind(shape.kind)
@@ -54,7 +50,9 @@ def rows_of(shape: Shape) -> list[int]:
         is_wide = kind.rows is ROWS and shape.depth >= _LEAST_DEPTH_FROM_MEMORY
         measured = [rows for rows in ROWS if is_wide and rows <= _MOST_ROWS_FROM_MEMORY]
     try:
-        return [rows for rows in measured if kind.work(form, shape.depth, shape.columns, rows) <= MOST_WORK]
+        return [
+            rows for rows in measured if kind.work(form, shape.depth, shape.columns, rows) <= kind.most_work
+        ]
     except (ImportError, ValueError):  # a form that is not measured
         return []
 
@@ -268,6 +266,31 @@ def _sink_sequences(form: str, depth: int, columns: int, rows: int) -> list[Argu
     return sink_sequences
 
 
+# -- layers of encoders ------------------------------------------------------------------------------
+
+
+def _read_encoder(module: Layer) -> tuple[str, int, int, int]:
+    """The width, and the widest linear layer's: that of the feed-forward block."""
+    norm = next(child for child in module.modules() if hasattr(child, "normalized_shape"))
+    width = norm.normalized_shape[0]
+    widest = max(child.out_features for child in module.modules() if hasattr(child, "out_features"))
+    return "", width, widest, width
+
+
+def _encoder(_: str, depth: int, columns: int) -> nn.Module:
+    from transformers import BertConfig
+    from transformers.models.bert.modeling_bert import BertLayer
+
+    heads = max(1, depth // _WIDTH_OF_A_HEAD)
+    config = BertConfig(hidden_size=depth, intermediate_size=columns, num_attention_heads=heads)
+    config._attn_implementation = "sdpa"
+    return BertLayer(config)
+
+
+_WIDTH_OF_A_HEAD = 64
+_ENCODER_SIZES = [("", depth, columns * depth) for depth in _WIDTHS[:-1] for columns in (1, 2, 4)]
+
+
 def _attention_sizes(*forms: str) -> list[tuple[str, int, int]]:
     return [
         (form, depth, columns)
@@ -361,6 +384,9 @@ KINDS: Mapping[str, Kind] = {
         _read_joined(("query", "key"), "attention_head_size"), _self_attention, _sequences, ROWS,
         _attention_sizes("1:1"), product(16),
     ),
+    "BertEncoderLayer": Kind(
+        _read_encoder, _encoder, _sequences, ROWS, _ENCODER_SIZES, product(4), most_work=2e10
+    ),
     "RotaryAttention": Kind(
         _read_joined(("q_proj", "k_proj"), "head_dim"), _rotary_attention, _rotary_sequences, ROWS,
         _attention_sizes("1:1", "1:2", "1:4"), product(16),
@@ -384,6 +410,10 @@ KINDS: Mapping[str, Kind] = {
 
 
 _MEASURED_AS = {
+    "PreNormEncoderLayer": "BertEncoderLayer",
+    "UnmaskedEncoderLayer": "BertEncoderLayer",
+    "PostNormEncoderLayer": "BertEncoderLayer",
+    "BiasedEncoderLayer": "BertEncoderLayer",
     "ClipAttention": "EncoderAttention",
     "EncoderDecoderAttention": "EncoderAttention",
     "WhisperAttention": "EncoderAttention",

@@ -120,13 +120,28 @@ def runs_own_forward(module: nn.Module) -> bool:
 
 def has_written_forward(kind: type[nn.Module]) -> bool:
     """Whether a class has the forward that its module defines, and none that somebody put in its place."""
-    if is_compiling():
-        return True
+    return is_compiling() or has_written_forward_now(kind)
+
+
+def has_written_forward_now(kind: type[nn.Module]) -> bool:
+    """As `has_written_forward`, where nothing is being compiled."""
     known, forward = _FORWARDS.get(kind), kind.forward
     if known is None or known[0] is not forward:
-        is_written = getattr(forward, "__globals__", None) is vars(sys.modules[kind.__module__])
-        known = _FORWARDS[kind] = (forward, is_written)
+        known = _FORWARDS[kind] = (forward, _is_of_module(forward, kind.__module__))
     return known[1]
+
+
+def _is_of_module(forward: Any, name: str) -> bool:
+    """Whether a forward was defined in a module, inside of wrappers that transformers' classes are defined with."""
+    while getattr(forward, "__module__", None) == name and _is_wrapper_of_transformers(forward):
+        forward = forward.__wrapped__
+    return getattr(forward, "__globals__", None) is vars(sys.modules[name])
+
+
+def _is_wrapper_of_transformers(forward: Any) -> bool:
+    wrapped = getattr(forward, "__wrapped__", None)
+    place = getattr(forward, "__globals__", {}).get("__name__")
+    return wrapped is not None and place in ("transformers.utils.deprecation", "transformers.modeling_layers")
 
 
 _FORWARDS: dict[type[nn.Module], tuple[Any, bool]] = {}

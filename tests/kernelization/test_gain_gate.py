@@ -302,6 +302,40 @@ def test_a_block_that_is_kept_leaves_its_children_their_kernels(tell: Tell):
     assert names == ["GatedMLP"]
 
 
+def test_a_whole_layer_of_few_rows_leaves_others_to_the_kernels_inside_of_it(
+    tell: Tell, monkeypatch: pytest.MonkeyPatch
+):
+    transformers = pytest.importorskip("transformers", reason="needs the package transformers")
+    from transformers.models.bert.modeling_bert import BertLayer
+
+    layer, first = Shape("BertEncoderLayer", "float32", 256, 512), LINEAR
+    few = {rows: 1.5 if rows <= 16 else 0.8 for rows in rows_of(layer)}
+    tell("BertEncoderLayer", 256, 512, few)
+    tell("LinearActivation", 256, 512, _all_rows(replace(first, kind="LinearActivation"), 1.5))
+    config = transformers.BertConfig(hidden_size=256, intermediate_size=512, num_attention_heads=4)
+    config._attn_implementation = "sdpa"
+    original = BertLayer(config).eval()
+    model = kernelize(copy.deepcopy(original), mode=Mode.INFERENCE, wait=True)
+    assert [row.layer_name for row in report(model).swapped] == ["BertEncoderLayer", "LinearActivation"]
+    calls = []
+    inside = model.intermediate.forward.func
+    monkeypatch.setitem(
+        model.intermediate.__dict__,
+        "forward",
+        type(model.intermediate.forward)(
+            lambda self, x: calls.append(x.shape[1]) or inside(self, x), model.intermediate
+        ),
+    )
+    with torch.inference_mode():
+        for length in (7, 300):
+            x = torch.randn(1, length, 256)
+            torch.testing.assert_close(model(x), original(x), rtol=1e-4, atol=1e-4)
+    assert calls == [300]
+    tell("BertEncoderLayer", 256, 512, _all_rows(layer, 1.5))
+    model = kernelize(copy.deepcopy(original), mode=Mode.INFERENCE)
+    assert [row.layer_name for row in report(model).swapped] == ["BertEncoderLayer"]
+
+
 def test_a_gated_model_runs_under_torch_compile(tell: Tell):
     tell("Linear", 256, 512, _all_rows(LINEAR, 0.8, rows1024=1.3))
     model = nn.Sequential(nn.Linear(256, 512)).eval()

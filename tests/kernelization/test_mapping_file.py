@@ -322,8 +322,8 @@ def test_shipped_names_and_paths_are_told_apart(
 def test_what_is_not_there(name: str) -> None:
     with pytest.raises(
         MappingNotFoundError,
-        match="Shipped mappings are attention, compiled, decoders, default, encoders, fused_loss, mixtures, scores, "
-        "torch, transformers",
+        match="Shipped mappings are attention, compiled, decoders, default, encoders, feed_forward, fused_loss, "
+        "mixtures, post_norm_encoders, pre_norm_encoders, scores, torch, transformers",
     ) as caught:
         load_kernel_mapping(name)
     assert isinstance(caught.value, FileNotFoundError)

@@ -55,6 +55,11 @@ COVERAGE = {
     "ConvNormActivation": 13,
     "ConvNorm": 3,
     "ConvNextBlock": 2,
+    "PreNormEncoderLayer": 52,
+    "UnmaskedEncoderLayer": 3,
+    "PostNormEncoderLayer": 14,
+    "BertEncoderLayer": 11,
+    "BiasedEncoderLayer": 1,
     "ResNetBasic": 2,
     "ResNetBottleneck": 2,
     "SiLU": 1,
@@ -119,6 +124,8 @@ LEFT_ALONE = {
     "helium:HeliumAttention": "the function `apply_rotary_pos_emb` that it calls is another: statement",
     "falcon:FalconAttention": "its signature is `(self, hidden_states, alibi, attention_mask, position_ids",
     "swin:SwinAttention": "statement 6 is `relative_position_bias = self.relative_position_bias()`",
+    "blip:BlipEncoderLayer": "its signature is `(self, hidden_states, **kwargs)`",
+    "detr:DetrEncoderLayer": "its signature is `(self, hidden_states, attention_mask, spatial_position_embeddings=",
     "blt:apply_rotary_pos_emb": "`rotate_half` that it calls is another: statement 1 is `x1 = x[..., ::2]`",
 }
 """What looks like a known layer, and is not: a part of the reason, or None where no pattern fits."""

@@ -12,8 +12,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import ConvNextConfig
+from transformers import ConvNextConfig, ViTConfig
 from transformers.models.convnext.modeling_convnext import ConvNextLayer
+from transformers.models.vit.modeling_vit import ViTLayer
 
 from kernels_hub import Mode, kernelize, load_kernel_mapping, report, use_kernel_mapping
 from kernels_hub.calibration import database
@@ -26,6 +27,7 @@ needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g
 DTYPES = [torch.bfloat16, torch.float64]
 FACTORIES = {"empty", "zeros", "ones", "full"}
 IMAGE = (2, 16, 20, 20)
+_VIT = ViTConfig(hidden_size=32, num_attention_heads=2, intermediate_size=64, attn_implementation="sdpa")
 MODULES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "1 x 1 convolution": (lambda: nn.Conv2d(16, 32, 1), IMAGE),
     "3 x 3 convolution": (lambda: nn.Conv2d(16, 32, 3, padding=1), IMAGE),
@@ -34,6 +36,7 @@ MODULES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "convolution and norm": (
         lambda: nn.Sequential(nn.Conv2d(16, 32, 3, padding=1), nn.BatchNorm2d(32), nn.ReLU()), IMAGE
     ),
+    "encoder": (lambda: ViTLayer(_VIT), (2, 9, 32)),
     "ConvNeXt": (lambda: ConvNextLayer(ConvNextConfig(), 16), IMAGE),
     "pooling": (lambda: nn.Sequential(nn.MaxPool2d(3, 2, 1), nn.AvgPool2d(2)), IMAGE),
     "linear": (lambda: nn.Sequential(nn.Linear(256, 512), nn.GELU(), nn.Linear(512, 64)), (70, 256)),

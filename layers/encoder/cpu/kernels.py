@@ -1,0 +1,249 @@
+"""The layer on the CPU: `encoder.cpp` through ctypes, on weights that were packed once."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import struct
+import sys
+from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.compiler import is_compiling
+
+from .copies import Copies
+from .direct import is_unwatched
+from .guard import finished, mark_strict
+from .native import load, when_built
+from .parts import Parts, fused_activation, parts_of
+from .sdpa_of_transformers import OTHER_ARGUMENTS
+
+_ACTIVATIONS = {
+    "none": 0,
+    "relu": 1,
+    "silu": 2,
+    "gelu": 3,
+    "gelu_tanh": 4,
+    "quick_gelu": 5,
+}  # of activations.h
+_MASKS = {torch.bool: 1, torch.float32: 2}  # of attention_mask.h
+_RECORD = struct.Struct("=20Q14q3d")
+_NO_ADDRESSES = (0,) * 20
+_NO_MASK = (0, 0, 0, 0, 0)
+
+_MOST_LANES = 16
+"""Floats of a vector, at most."""
+
+
+class Packed(NamedTuple):
+    """The weights of a layer as the native code reads them, and their sizes."""
+
+    projections: Tensor
+    """Of queries, keys and values, side by side."""
+    joined: Tensor
+    first: Tensor
+    second: Tensor
+    width: int
+    inner: int
+    """Of all heads together."""
+    wide: int
+    """Between the two linear layers of the feed-forward block."""
+
+
+_PACKED: Copies[Packed | None] = Copies()
+
+
+@when_built
+def _library() -> ctypes.CDLL | None:
+    folders = [Path(folder) for folder in sys.modules[__package__ or ""].__path__]
+    headers = next(folder for folder in folders if (folder / "gemm.h").exists())
+    library = load(Path(__file__).with_name("encoder.cpp"), headers)
+    if library is not None:
+        number, address = ctypes.c_int64, ctypes.c_void_p
+        library.encoder_packed_size.argtypes, library.encoder_packed_size.restype = (number, number), number
+        library.encoder_pack.argtypes, library.encoder_pack.restype = (address, number, number, address), None
+        library.encoder_scratch.argtypes, library.encoder_scratch.restype = (ctypes.c_char_p,), number
+        library.encoder_layer.argtypes, library.encoder_layer.restype = (ctypes.c_char_p,), None
+    return library
+
+
+def encode(
+    layer: nn.Module, hidden: Tensor, mask: Tensor | None, kwargs: dict[str, Any], *, norms_first: bool
+) -> Tensor | None:
+    """The result of a layer of an encoder; None where its own forward is to run.
+
+    kwargs: what else it was called with.
+    """
+    if (
+        is_compiling()
+        or layer.training
+        or not isinstance(hidden, Tensor)
+        or hidden.dtype is not torch.float32
+    ):
+        return None
+    library = _library()
+    if library is None:
+        return None
+    try:
+        parts = parts_of(layer)
+    except (AttributeError, KeyError):  # it is not what it was
+        return None
+    activation = _ACTIVATIONS.get(fused_activation(parts) or "")
+    if activation is None or not _asks_for_no_more(kwargs):
+        return None
+    held = [
+        (one._parameters.get("weight"), one._parameters.get("bias")) for one in (*parts.linears, *parts.norms)
+    ]
+    weights = [weight for weight, _ in held[:6]]
+    vectors = [*(bias for _, bias in held[:6]), *held[6], *held[7], *parts.scales]
+    if not is_unwatched(("CPU",), hidden, mask, *weights, *vectors):
+        return None
+    packed = _packed(library, weights)
+    if packed is None or not _fits(hidden, parts, packed, vectors):
+        return None
+    _, _, _, _, width, inner, wide = packed
+    batch, length, _ = hidden.shape
+    heads = inner // parts.head_width
+    masked = _mask_of(mask, (batch, heads, length, length))
+    if masked is None:
+        return None
+    causal = length > 1 and mask is None and _is_causal(parts.attention, kwargs)
+    sizes = (batch, length, width, heads, parts.head_width, wide, activation, norms_first, causal, *masked)
+    made = torch.empty(_scratch(sizes), dtype=torch.float32, device="cpu")
+    hidden = hidden.contiguous()
+    output = torch.empty_like(hidden)
+    queries, keys, values, joined, first, second, *norms, attended, fed = vectors
+    read = (
+        *(hidden, *norms, packed.projections, queries, keys, values, packed.joined, joined, attended),
+        *(packed.first, first, packed.second, second, fed, mask, made, output),
+    )
+    addresses = [0 if one is None else one.data_ptr() for one in read]
+    first_norm, second_norm = parts.norms
+    library.encoder_layer(_RECORD.pack(*addresses, *sizes, first_norm.eps, second_norm.eps, parts.scale))
+    finished()
+    return output
+
+
+def _asks_for_no_more(kwargs: dict[str, Any]) -> bool:
+    """Whether a call computes nothing by arguments that only the layer's own forward knows."""
+    for name in OTHER_ARGUMENTS:
+        if name != "is_causal" and kwargs.get(name) is not None:
+            return False
+    return not kwargs.get("output_attentions")
+
+
+def _is_causal(attention: Any, kwargs: dict[str, Any]) -> bool:
+    """As transformers' function for "sdpa"; attention in Python is not."""
+    asked = kwargs.get("is_causal")
+    if asked is None:
+        asked = getattr(attention, "is_causal", "config" in attention.__dict__)
+    return bool(asked)
+
+
+def _fits(hidden: Tensor, parts: Parts, packed: Packed, vectors: Sequence[Tensor | None]) -> bool:
+    """Whether all of a layer lies as the C++ reads it, and its sizes go with the input's."""
+    width, inner, wide = packed[4:]
+    if hidden.dim() != 3 or hidden.shape[2] != width or hidden.numel() == 0 or inner % parts.head_width:
+        return False
+    if any(norm.normalized_shape != (width,) for norm in parts.norms):
+        return False
+    sizes = (inner, inner, inner, width, wide, width, width, width, width, width, width, width)
+    for vector, size in zip(vectors, sizes, strict=True):
+        if vector is not None and not (
+            vector.dtype is torch.float32 and vector.numel() == size and vector.is_contiguous()
+        ):
+            return False
+    return True
+
+
+def _mask_of(mask: Tensor | None, sizes: tuple[int, ...]) -> tuple[int, ...] | None:
+    """The kind of a mask and its strides as one of these sizes; None for a mask that the C++ does not read."""
+    if mask is None:
+        return _NO_MASK
+    kind = _MASKS.get(mask.dtype)
+    if kind is None or mask.dim() != 4:
+        return None
+    strides = []
+    for size, stride, wanted in zip(mask.shape, mask.stride(), sizes, strict=True):
+        if size not in (1, wanted):
+            return None
+        strides.append(0 if size == 1 else stride)
+    return kind, *strides
+
+
+@lru_cache(maxsize=256)
+def _scratch(sizes: tuple[int, ...]) -> int:
+    """Floats of memory that a layer of these sizes needs for what is made in it."""
+    library = _library()
+    assert library is not None
+    return int(library.encoder_scratch(_RECORD.pack(*_NO_ADDRESSES, *sizes, 0.0, 0.0, 0.0)))
+
+
+def _packed(library: ctypes.CDLL, weights: Sequence[Tensor | None]) -> Packed | None:
+    """The packed copies of a layer's weights, which a guard compares with them; None for weights of other sizes."""
+    if any(weight is None for weight in weights):
+        return None
+    sources: tuple[Tensor, ...] = tuple(weights)  # type: ignore[arg-type]  # none is None
+
+    def pack() -> Packed | None:
+        query, _, _, joined, first, second = sources
+        if not all(one.dtype is torch.float32 and one.dim() == 2 for one in sources):
+            return None
+        (inner, width), wide = query.shape, first.shape[0]
+        shapes = ((inner, width),) * 3 + ((width, inner), (wide, width), (width, wide))
+        if any(one.shape != shape for one, shape in zip(sources, shapes, strict=True)):
+            return None
+        columns = torch.cat(sources[:3]), joined, first, second
+        projections, joined, first, second = (_pack(library, weight.contiguous()) for weight in columns)
+        return Packed(projections, joined, first, second, width, inner, wide)
+
+    return _PACKED.get(sources, (), pack)
+
+
+def _pack(library: ctypes.CDLL, weight: Tensor) -> Tensor:
+    columns, depth = weight.shape
+    packed = torch.empty(library.encoder_packed_size(depth, columns), dtype=torch.float32, device="cpu")
+    library.encoder_pack(weight.data_ptr(), depth, columns, packed.data_ptr())
+    return packed
+
+
+def prepare(weights: Sequence[Tensor]) -> None:
+    """Pack a layer's weights now, if the C++ is there."""
+    library = _library()
+    if library is not None:
+        _packed(library, weights)
+
+
+def packed_nbytes(weights: Sequence[Tensor]) -> int:
+    """Bytes of the packed copies of a layer's weights."""
+    found = [one for one in _PACKED.of(weights[0]) if one is not None]
+    return sum(copy.nbytes for packed in found for copy in packed[:4])
+
+
+def most_nbytes(weights: Sequence[Tensor]) -> int:
+    """Bytes of the packed copies that a layer's weights have, or would have: their columns fill vectors."""
+    return sum(
+        math.ceil(weight.shape[0] / _MOST_LANES) * _MOST_LANES * weight.shape[1] * weight.element_size()
+        for weight in weights
+    )
+
+
+def forget(weights: Sequence[Tensor]) -> None:
+    """Drop the packed copies of a layer's weights."""
+    _PACKED.forget(weights[0])
+
+
+def refresh(weights: Sequence[Tensor]) -> None:
+    """Drop the packed copies of a layer's weights that have changed, all of them compared."""
+    _PACKED.refresh(weights[0])
+
+
+def strict(weights: Sequence[Tensor], on: bool) -> None:
+    """Compare all of a layer's weights at every use of their copies, or no more."""
+    for weight in weights:
+        mark_strict(weight, on)
+    _PACKED.strict(weights[0], on)
