@@ -27,12 +27,23 @@ def covered_modules(module: nn.Module, covers: Sequence[str]) -> Iterator[tuple[
 
 def must_run_itself(child: nn.Module, parameter: type) -> str | None:
     """Why a block's kernel may not compute what its child does; None if it may."""
-    if child._forward_hooks or child._forward_pre_hooks or child._backward_hooks or child._backward_pre_hooks:
+    others = child._forward_pre_hooks or child._backward_hooks or child._backward_pre_hooks
+    if others or not all(map(_only_records, child._forward_hooks.values())):
         return "it has hooks"
     if type(child.__dict__.get("forward")) not in (KernelForward, type(None)):
         return "its forward was already replaced on this instance"
     reason = unusual_parameter(child._parameters, parameter)
     return f"its {reason}" if reason else None
+
+
+def _only_records(hook: object) -> bool:
+    """Whether a hook is that by which transformers records outputs where it is asked to: the kernel asks at the call.
+
+    It is put on all modules that may be recorded at the first call for any output, and stays.
+    """
+    return getattr(hook, "__name__", "") == "output_capturing_hook" and hook.__module__ == (
+        "transformers.utils.output_capturing"
+    )
 
 
 def unusual_parameter(parameters: Mapping[str, nn.Parameter | None], parameter: type) -> str | None:

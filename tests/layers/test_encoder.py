@@ -486,6 +486,8 @@ def test_outputs_are_recorded_and_kernels_run_again_after_it() -> None:
         model.set_attn_implementation("sdpa")
         assert model.encoder.layer[0].attention.self._forward_hooks
         assert runs(BERT, model.encoder.layer[0], torch.randn(2, 9, WIDTH))
+        kernelize(restore(model), mode=Mode.INFERENCE)
+        assert {row.path: row for row in report(model).rows}["encoder.layer.1"].swapped
 
 
 NOT_TAGGED: dict[str, dict[str, Any]] = {
