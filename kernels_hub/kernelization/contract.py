@@ -207,6 +207,24 @@ def class_difference(cls: type, contracts: Iterable[Contract]) -> Difference | N
     return _nearest(contracts, compare)
 
 
+def written_difference(cls: type) -> Difference | None:
+    """None where a class has the forward that its module defines, as its source says; else what it has."""
+    if (reason := _call_difference(cls)) is not None:
+        return Difference(-1, reason)
+    forward = inspect.getattr_static(cls, "forward", None)
+    home = vars(sys.modules.get(cls.__module__, builtins))
+    if not isinstance(forward, FunctionType) or forward.__globals__ is not home:
+        return Difference(-1, "its forward is not the one that its module defines")
+    try:
+        node = parse_function(inspect.getsource(forward))
+    except (OSError, SyntaxError, NoCanonicalForm):
+        return Difference(-1, "the source of its forward is not available")
+    is_own = forward.__code__.co_qualname == f"{cls.__qualname__}.forward" and _is_source_of(
+        node, forward.__code__
+    )
+    return None if is_own else Difference(-1, "its forward is not the one that its module defines")
+
+
 def _nearest(
     contracts: Iterable[Contract], compare: Callable[[Contract], Difference | None]
 ) -> Difference | None:

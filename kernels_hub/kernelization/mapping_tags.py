@@ -185,11 +185,16 @@ def read_tags(
             raise table.error(
                 "levels", "it tags modules by their place: leave classes, functions and forward out"
             )
+        written = bool(table.get("written", bool))
+        if written and (functions or levels is not None):
+            raise table.error("written", "it is asked of classes")
         positional = bool(table.get("positional", bool))
         if positional and not references:
             raise table.error("positional", "only a contract proves that arguments correspond: add 'forward'")
         table.done()
-        entries.append(TagEntry(layer_name, classes, functions, references, positional, where, levels or 0))
+        entries.append(
+            TagEntry(layer_name, classes, functions, references, positional, where, levels or 0, written)
+        )
     return tuple(entries)
 
 

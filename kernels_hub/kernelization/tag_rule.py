@@ -24,6 +24,7 @@ from kernels_hub.kernelization.contract import (
     function_fulfils,
     likeness,
     original_function,
+    written_difference,
 )
 from kernels_hub.kernelization.loaded_object import find_loaded
 from kernels_hub.kernelization.mapping_records import Predicate, RuleDecision
@@ -41,6 +42,7 @@ class TagEntry:
     classes, functions: patterns "module:qualname", plain or with wildcards. A plain one may also
         name an object by another module that exports it: "torch.nn:Linear".
     contracts: one must be fulfilled; with none at all, the pattern alone decides.
+    written: the class must have the forward that its module defines, whatever that is.
     levels: of an entry without patterns, which tags by place: 1 is the model that `kernelize` is given, 2 also the
         modules inside of it that have modules inside of them, and so on. A kernel by another entry goes before.
     """
@@ -52,6 +54,7 @@ class TagEntry:
     positional: bool = False
     where: Predicate | None = None
     levels: int = 0
+    written: bool = False
 
     def decide(self, difference: Difference | None) -> RuleDecision:
         """The decision on what fits a pattern: tagged, or left alone for a difference."""
@@ -122,6 +125,7 @@ class TagRules:
             forward,
             lambda contracts: class_fulfils(cls, contracts),
             lambda contracts: class_difference(cls, contracts),
+            lambda: written_difference(cls),
         )
 
     def decide_function(self, function: Callable[..., Any]) -> RuleDecision | None:
@@ -175,6 +179,7 @@ def _first_fulfilled(
     function: object,
     fulfil: Callable[[Contracts], bool],
     difference: Callable[[Contracts], Difference | None],
+    written: Callable[[], Difference | None] = lambda: None,
 ) -> RuleDecision | None:
     """The decision of the first entry whose contract a function fulfils, else that of the nearest.
 
@@ -182,6 +187,8 @@ def _first_fulfilled(
     declined, of the contracts that are most like it.
     """
     for entry in entries:
+        if entry.written and (found := written()) is not None:
+            return entry.decide(found)
         if fulfil(entry.contracts):
             return entry.decide(None)
     contracts = [(entry, one) for entry in entries for given in entry.contracts for one in given.spellings]

@@ -85,6 +85,12 @@ BROKEN = {
     "levels of classes": Broken(
         TAG + "levels = 2\n", "line 5: tag[0].levels", "leave classes, functions and forward out"
     ),
+    "written functions": Broken(
+        '[[tag]]\nlayer = "L"\nfunctions = ["m:f"]\nwritten = true\n',
+        "line 5: tag[0].written",
+        "it is asked of classes",
+        in_schema=False,
+    ),
     "no layer": Broken(
         MAP.replace('layer = "L"\n', ""),
         "line 2: map[0]",

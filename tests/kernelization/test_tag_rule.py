@@ -51,6 +51,25 @@ def test_it_is_a_tag_rule() -> None:
     assert rule.decide_function(torch.relu) is None
 
 
+def test_what_is_written_decides_where_the_entry_asks_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    rules = TagRules((TagEntry("Double", classes=(f"{__name__}:Double",), written=True),))
+    decision = rules.decide_class(Double)
+    assert decision is not None and decision.reason is None
+
+    def forward(self: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        return x * 5
+
+    for other in (forward, NearlyTriple.forward, nn.Identity.forward, torch.relu):
+        monkeypatch.setattr(Double, "forward", other)
+        decision = rules.decide_class(Double)
+        assert decision is not None
+        assert decision.reason == "its forward is not the one that its module defines"
+    monkeypatch.undo()
+    monkeypatch.setattr(Double.forward, "__code__", NearlyTriple.forward.__code__)
+    decision = rules.decide_class(Double)
+    assert decision is not None and decision.reason is not None
+
+
 @pytest.mark.parametrize(
     ("cls", "layer", "positional"), [(Double, "Double", False), (Triple, "Triple", True)]
 )
