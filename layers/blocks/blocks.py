@@ -127,7 +127,8 @@ def has_written_forward_now(kind: type[nn.Module]) -> bool:
     """As `has_written_forward`, where nothing is being compiled."""
     known, forward = _FORWARDS.get(kind), kind.forward
     if known is None or known[0] is not forward:
-        known = _FORWARDS[kind] = (forward, _is_of_module(forward, kind.__module__))
+        owner = next(base for base in kind.__mro__ if "forward" in vars(base))
+        known = _FORWARDS[kind] = (forward, _is_of_module(forward, owner.__module__))
     return known[1]
 
 

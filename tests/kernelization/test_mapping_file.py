@@ -323,7 +323,7 @@ def test_what_is_not_there(name: str) -> None:
     with pytest.raises(
         MappingNotFoundError,
         match="Shipped mappings are attention, compiled, decoders, default, encoders, feed_forward, fused_loss, "
-        "mixtures, post_norm_encoders, pre_norm_encoders, scores, torch, transformers",
+        "mixtures, post_norm_encoders, pre_norm_encoders, scores, torch, transformers, vision",
     ) as caught:
         load_kernel_mapping(name)
     assert isinstance(caught.value, FileNotFoundError)

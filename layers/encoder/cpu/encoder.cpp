@@ -35,7 +35,9 @@ struct Layer {
   const float *second, *second_bias, *second_scale;      // packed (wide, width); (width), (width)
   const void* mask;
   float *made, *out;                                     // as much as encoder_scratch() says; as x
-  int64_t batch, length, width, heads, head_width, wide, activation;
+  int64_t batch, length;
+  int64_t sequence_step, token_step;                     // rows from a sequence to the next, and from a token
+  int64_t width, heads, head_width, wide, activation;
   int64_t norms_first;                                   // whether each norm is before its products
   int64_t causal, mask_kind, mask_stride[4];
   double first_eps, second_eps, scale;
@@ -140,8 +142,8 @@ void attend(const Layer& a) {
   kh::AttentionShape shape{a.batch, a.heads, a.heads, a.length, a.length, a.head_width, a.head_width,
                            a.causal != 0, 0, /*blank=*/true};
   // As (batch, heads, length, head_width).
-  const int64_t strides[] = {a.length * wide, a.head_width, wide, 1};
-  const int64_t out_strides[] = {a.length * inner, a.head_width, inner, 1};
+  const int64_t strides[] = {a.sequence_step * wide, a.head_width, a.token_step * wide, 1};
+  const int64_t out_strides[] = {a.sequence_step * inner, a.head_width, a.token_step * inner, 1};
   const float* const q = a.projected();
   const Mask mask{static_cast<MaskKind>(a.mask_kind), a.mask, a.mask_stride};
   const std::vector<kh::Reach> reaches = reaches_of(mask, shape, /*plain=*/true);

@@ -17,9 +17,10 @@ from torch.compiler import is_compiling
 
 from .copies import Copies
 from .direct import is_unwatched
+from .families import parts_of
 from .guard import finished, mark_strict
 from .native import load, when_built
-from .parts import Parts, fused_activation, parts_of
+from .parts import Parts, fused_activation, weight_and_bias
 from .sdpa_of_transformers import OTHER_ARGUMENTS
 
 _ACTIVATIONS = {
@@ -31,10 +32,14 @@ _ACTIVATIONS = {
     "quick_gelu": 5,
 }  # of activations.h
 _MASKS = {torch.bool: 1, torch.float32: 2}  # of attention_mask.h
-_RECORD = struct.Struct("=20Q14q3d")
+_RECORD = struct.Struct("=20Q16q3d")
 _NO_ADDRESSES = (0,) * 20
 _NO_MASK = (0, 0, 0, 0, 0)
 
+_FLOAT = 4
+"""Bytes."""
+_JOINED = 4
+"""Weights of a layer whose queries, keys and values are one projection."""
 _MOST_LANES = 16
 """Floats of a vector, at most."""
 
@@ -72,10 +77,17 @@ def _library() -> ctypes.CDLL | None:
 
 
 def encode(
-    layer: nn.Module, hidden: Tensor, mask: Tensor | None, kwargs: dict[str, Any], *, norms_first: bool
+    layer: nn.Module,
+    hidden: Tensor,
+    mask: Tensor | None,
+    kwargs: dict[str, Any],
+    *,
+    norms_first: bool,
+    batch_first: bool = True,
 ) -> Tensor | None:
     """The result of a layer of an encoder; None where its own forward is to run.
 
+    hidden: (B, L, width); (L, B, width) where the batch is not first.
     kwargs: what else it was called with.
     """
     if (
@@ -90,38 +102,57 @@ def encode(
         return None
     try:
         parts = parts_of(layer)
-    except (AttributeError, KeyError):  # it is not what it was
+    except (AttributeError, KeyError, ValueError):  # it is not what it was
         return None
-    activation = _ACTIVATIONS.get(fused_activation(parts) or "")
+    activation = _ACTIVATIONS.get(fused_activation(layer, parts) or "")
     if activation is None or not _asks_for_no_more(kwargs):
         return None
-    held = [
-        (one._parameters.get("weight"), one._parameters.get("bias")) for one in (*parts.linears, *parts.norms)
-    ]
-    weights = [weight for weight, _ in held[:6]]
-    vectors = [*(bias for _, bias in held[:6]), *held[6], *held[7], *parts.scales]
-    if not is_unwatched(("CPU",), hidden, mask, *weights, *vectors):
+    projections = parts.projections()
+    held = [*projections, *map(weight_and_bias, parts.linears)]
+    weights = [weight for weight, _ in held]
+    biases = [bias for _, bias in held]
+    norms = [*weight_and_bias(parts.norms[0]), *weight_and_bias(parts.norms[1])]
+    if not is_unwatched(("CPU",), hidden, mask, *weights, *biases, *norms, *parts.scales):
         return None
     packed = _packed(library, weights)
-    if packed is None or not _fits(hidden, parts, packed, vectors):
+    if packed is None or not _fits(hidden, parts, packed, biases, norms):
         return None
     _, _, _, _, width, inner, wide = packed
-    batch, length, _ = hidden.shape
+    batch, length = hidden.shape[:2] if batch_first else hidden.shape[1::-1]
     heads = inner // parts.head_width
     masked = _mask_of(mask, (batch, heads, length, length))
     if masked is None:
         return None
     causal = length > 1 and mask is None and _is_causal(parts.attention, kwargs)
-    sizes = (batch, length, width, heads, parts.head_width, wide, activation, norms_first, causal, *masked)
+    steps = (length, 1) if batch_first else (1, batch)
+    sizes = (
+        batch,
+        length,
+        *steps,
+        width,
+        heads,
+        parts.head_width,
+        wide,
+        activation,
+        norms_first,
+        causal,
+        *masked,
+    )
     made = torch.empty(_scratch(sizes), dtype=torch.float32, device="cpu")
     hidden = hidden.contiguous()
     output = torch.empty_like(hidden)
-    queries, keys, values, joined, first, second, *norms, attended, fed = vectors
-    read = (
-        *(hidden, *norms, packed.projections, queries, keys, values, packed.joined, joined, attended),
-        *(packed.first, first, packed.second, second, fed, mask, made, output),
-    )
-    addresses = [0 if one is None else one.data_ptr() for one in read]
+    *projected, joined, first, second = (0 if bias is None else bias.data_ptr() for bias in biases)
+    if len(projected) == 1:  # of all three, side by side
+        start = projected[0]
+        projected = [start and start + part * inner * _FLOAT for part in range(3)]
+    attended, fed = (0 if scale is None else scale.data_ptr() for scale in parts.scales)
+    addresses = (
+        hidden.data_ptr(), *(0 if one is None else one.data_ptr() for one in norms),
+        packed.projections.data_ptr(), *projected,
+        packed.joined.data_ptr(), joined, attended,
+        packed.first.data_ptr(), first, packed.second.data_ptr(), second, fed,
+        0 if mask is None else mask.data_ptr(), made.data_ptr(), output.data_ptr(),
+    )  # fmt: skip
     first_norm, second_norm = parts.norms
     library.encoder_layer(_RECORD.pack(*addresses, *sizes, first_norm.eps, second_norm.eps, parts.scale))
     finished()
@@ -144,15 +175,22 @@ def _is_causal(attention: Any, kwargs: dict[str, Any]) -> bool:
     return bool(asked)
 
 
-def _fits(hidden: Tensor, parts: Parts, packed: Packed, vectors: Sequence[Tensor | None]) -> bool:
+def _fits(
+    hidden: Tensor,
+    parts: Parts,
+    packed: Packed,
+    biases: Sequence[Tensor | None],
+    norms: Sequence[Tensor | None],
+) -> bool:
     """Whether all of a layer lies as the C++ reads it, and its sizes go with the input's."""
     width, inner, wide = packed[4:]
     if hidden.dim() != 3 or hidden.shape[2] != width or hidden.numel() == 0 or inner % parts.head_width:
         return False
     if any(norm.normalized_shape != (width,) for norm in parts.norms):
         return False
-    sizes = (inner, inner, inner, width, wide, width, width, width, width, width, width, width)
-    for vector, size in zip(vectors, sizes, strict=True):
+    projected = (3 * inner,) if len(biases) == _JOINED else (inner, inner, inner)
+    sizes = (*projected, width, wide, width, width, width, width, width, width, width)
+    for vector, size in zip((*biases, *norms, *parts.scales), sizes, strict=True):
         if vector is not None and not (
             vector.dtype is torch.float32 and vector.numel() == size and vector.is_contiguous()
         ):
@@ -184,22 +222,27 @@ def _scratch(sizes: tuple[int, ...]) -> int:
 
 
 def _packed(library: ctypes.CDLL, weights: Sequence[Tensor | None]) -> Packed | None:
-    """The packed copies of a layer's weights, which a guard compares with them; None for weights of other sizes."""
+    """The packed copies of a layer's weights, which a guard compares with them; None for weights of other sizes.
+
+    weights: of queries, keys and values, or of all three side by side; of what is attended to; of the feed-forward
+        block, two.
+    """
     if any(weight is None for weight in weights):
         return None
     sources: tuple[Tensor, ...] = tuple(weights)  # type: ignore[arg-type]  # none is None
 
     def pack() -> Packed | None:
-        query, _, _, joined, first, second = sources
+        *projected, joined, first, second = sources
         if not all(one.dtype is torch.float32 and one.dim() == 2 for one in sources):
             return None
-        (inner, width), wide = query.shape, first.shape[0]
-        shapes = ((inner, width),) * 3 + ((width, inner), (wide, width), (width, wide))
+        columns, width = projected[0].shape
+        inner, wide = columns // 3 if len(sources) == _JOINED else columns, first.shape[0]
+        shapes = (*((columns, width),) * len(projected), (width, inner), (wide, width), (width, wide))
         if any(one.shape != shape for one, shape in zip(sources, shapes, strict=True)):
             return None
-        columns = torch.cat(sources[:3]), joined, first, second
-        projections, joined, first, second = (_pack(library, weight.contiguous()) for weight in columns)
-        return Packed(projections, joined, first, second, width, inner, wide)
+        matrices = torch.cat(projected) if len(projected) > 1 else projected[0], joined, first, second
+        copies = [_pack(library, matrix.contiguous()) for matrix in matrices]
+        return Packed(copies[0], copies[1], copies[2], copies[3], width, inner, wide)
 
     return _PACKED.get(sources, (), pack)
 

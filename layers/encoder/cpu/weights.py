@@ -8,8 +8,9 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from . import kernels
+from .families import parts_of
 from .guard import mark_strict
-from .parts import parts_of
+from .parts import weight_and_bias
 
 
 def prepare(module: nn.Module) -> None:
@@ -59,7 +60,9 @@ def strict(module: nn.Module, on: bool) -> None:
 def _weights(module: nn.Module) -> list[Tensor]:
     """Those of the linear layers; none where one has another kind of weight, or the module is not what it was."""
     try:
-        weights = [linear.weight for linear in parts_of(module).linears]
-    except (AttributeError, KeyError):
+        parts = parts_of(module)
+        held = [*parts.projections(), *map(weight_and_bias, parts.linears)]
+    except (AttributeError, KeyError, ValueError):
         return []
-    return weights if all(type(weight) is nn.Parameter for weight in weights) else []
+    weights: list[Tensor] = [weight for weight, _ in held if type(weight) is nn.Parameter]
+    return weights if len(weights) == len(held) else []

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from .kernels import encode
+from .masks import joined_mask
 
 
 class PreNormEncoderLayer(nn.Module):
@@ -93,6 +94,72 @@ class BiasedEncoderLayer(nn.Module):
         others = attention_mask, position_bias, output_attentions
         own: tuple[Tensor, ...] = type(self).forward(self, hidden_states, *others, **kwargs)
         return own
+
+
+class JoinedEncoderLayer(nn.Module):
+    """The block of timm's vision transformers: `PreNormEncoderLayer` with one projection of queries, keys and values.
+
+    x (B, L, hidden), attn_mask None or (B, 1 or heads, 1 or L, L) -> (B, L, hidden).
+    Source: github.com/huggingface/pytorch-image-models, timm/models/vision_transformer.py.
+    """
+
+    has_backward: bool = True
+    can_torch_compile: bool = True
+
+    def forward(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
+        result = None
+        if attn_mask is None or not is_causal:  # which PyTorch refuses together
+            result = encode(self, x, attn_mask, {"is_causal": is_causal}, norms_first=True)
+        if result is None:
+            result = type(self).forward(self, x, attn_mask, is_causal)
+        return result
+
+
+class MultiheadEncoderLayer(nn.Module):
+    """torchvision's block of vision transformers: norms first, torch.nn.MultiheadAttention without a mask.
+
+    input (B, L, hidden) -> (B, L, hidden).
+    Source: github.com/pytorch/vision, torchvision/models/vision_transformer.py.
+    """
+
+    has_backward: bool = True
+    can_torch_compile: bool = True
+
+    def forward(self, input: Tensor) -> Tensor:
+        result = encode(self, input, None, {}, norms_first=True)
+        return type(self).forward(self, input) if result is None else result
+
+
+class TorchEncoderLayer(nn.Module):
+    """torch.nn.TransformerEncoderLayer, with its arguments.
+
+    src (B, L, hidden), or (L, B, hidden) where `batch_first` is False; src_mask (L, L) or (B x heads, L, L), of bool
+    (True: not seen) or added to the scores; src_key_padding_mask (B, L), the same -> as src.
+    """
+
+    has_backward: bool = True
+    can_torch_compile: bool = True
+
+    self_attn: nn.MultiheadAttention
+    norm_first: bool
+
+    def forward(
+        self,
+        src: Tensor,
+        src_mask: Tensor | None = None,
+        src_key_padding_mask: Tensor | None = None,
+        is_causal: bool = False,
+    ) -> Tensor:
+        result = None
+        if src.dim() == 3 and (src_mask is not None or not is_causal):
+            attention = self.self_attn
+            given = joined_mask(src_mask, src_key_padding_mask, attention.num_heads)
+            if given is not None:
+                order, batch_first = self.norm_first, attention.batch_first
+                result = encode(self, src, given[0], {}, norms_first=order, batch_first=batch_first)
+        if result is None:
+            result = type(self).forward(self, src, src_mask, src_key_padding_mask, is_causal)
+        return result
 
 
 class BertEncoderLayer(nn.Module):
