@@ -99,7 +99,8 @@ def kernelize(
         once; every layer's kernel is given the inputs that the layer really gets, and the original is kept where they
         disagree (VerificationError instead if `use_fallback` is False).
     free_weights: kernels that keep packed copies of weights free the originals; `restore` unpacks
-        them. Without it both are kept, and `report` states the extra memory.
+        them. Blocks whose kernels need both leave their children their kernels. Without it both are kept, and `report`
+        states the extra memory.
     strict_weights: kernels that keep copies of weights compare all of them with the weights at every call. Without it,
         a change that PyTorch counts (in-place operations, optimizers, `load_state_dict`, another parameter or storage)
         is seen at once, and one that it does not count (through `.data`, NumPy, DLPack) at the latest within 16 calls
@@ -126,7 +127,7 @@ def kernelize(
     tries = not (free_weights or strict_weights or verify is not None) and copy_budget is None
     target = as_target(device, model)
     where = active_mapping(), target, mode, fallback
-    resolver = ClassResolver(*where, keeps_originals=originals, tries=tries, model=model)
+    resolver = ClassResolver(*where, keeps_originals=originals, tries=tries, frees=free_weights, model=model)
     plan = _plan_within(budget_in_bytes(copy_budget, model), model, resolver, fallback)
     if verify is None:  # which gives every kernel what its own module gets
         plan_chains(model, plan, mode)

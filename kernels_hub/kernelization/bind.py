@@ -374,13 +374,18 @@ def weights_protocol(forward: Forward) -> Any | None:
     and `release(module)`, which restores and drops the copies; and, from release 0.2 on, `refresh(module)`, which
     compares all copies with the weights and makes them again where they differ, and `strict(module, on)`, which has
     that done at every call, and takes a module that is still empty as well. A kernel that runs without copies, too, has
-    `works_without_copies(module)`, whether it gains then, and `keep_copies(module, on)`. A forward that stands for
-    several kernels has them in `kernel_weights`.
+    `works_without_copies(module)`, whether it gains then, and `keep_copies(module, on)`. One that needs the originals
+    beside the copies says `holds_both = True`. A forward that stands for several kernels has them in `kernel_weights`.
     """
     if (own := getattr(forward, "kernel_weights", None)) is not None:
         return own
     weights = getattr(package_of(forward), "weights", None)
     return weights if hasattr(weights, "packed_nbytes") else None
+
+
+def holds_weights_twice(forward: Forward) -> bool:
+    """Whether a forward's kernel needs the original weights beside its copies, whatever it is asked."""
+    return bool(getattr(weights_protocol(forward), "holds_both", False))
 
 
 def package_of(forward: Forward) -> ModuleType | None:

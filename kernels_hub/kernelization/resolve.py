@@ -28,6 +28,7 @@ from kernels_hub.kernelization.bind import (
     LoadedLayer,
     bind_class_forward,
     bind_function,
+    holds_weights_twice,
     object_name,
     overlaid_forward,
     package_of,
@@ -128,6 +129,7 @@ class ClassResolver:
         hardware that is not here (`explain`).
     keeps_originals: original forwards can run until the native code of their kernels is built.
     tries: kernels whose gain is unknown are tried at calls.
+    frees: weights are to be held once.
     """
 
     def __init__(
@@ -141,6 +143,7 @@ class ClassResolver:
         importable: bool = True,
         keeps_originals: bool = False,
         tries: bool = False,
+        frees: bool = False,
         model: nn.Module | None = None,
     ) -> None:
         self._mapping = mapping
@@ -151,6 +154,7 @@ class ClassResolver:
         self._dry = dry
         self._importable = importable
         self._keeps_originals = keeps_originals
+        self._frees = frees
         is_called = Mode.INFERENCE in mode and Mode.TORCH_COMPILE not in mode
         self._tries = tries and is_called and tries_gains()
         self._followed = Followed(model) if is_called and model is not None else None
@@ -222,6 +226,11 @@ class ClassResolver:
             and not getattr(kernel.loaded.forward, "runs_unbuilt", False)
         ):
             forward = until_built(forward, cls)
+        if self._frees and choice.covers and holds_weights_twice(forward):
+            reason = (
+                "kept: its kernel needs its weights beside copies of them, which free_weights=True rules out"
+            )
+            return ClassPlan(_kept(own, reason), functions=functions)
         idle = tuple(
             replace(
                 plan, kernel=None, outcome=_kept(plan.outcome, "its module's forward is replaced as a whole")

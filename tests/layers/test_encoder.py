@@ -490,6 +490,18 @@ def test_outputs_are_recorded_and_kernels_run_again_after_it() -> None:
         assert {row.path: row for row in report(model).rows}["encoder.layer.1"].swapped
 
 
+def test_where_weights_are_to_be_held_once_the_kernels_inside_run() -> None:
+    model = bert()
+    original = copy.deepcopy(model)
+    with torch.inference_mode(), use_kernel_mapping(load_kernel_mapping("default"), inherit_mapping=False):
+        kernelize(model, mode=Mode.INFERENCE, free_weights=True)
+        rows = {row.path: row for row in report(model).rows}
+        layer = rows["encoder.layer.1"]
+        assert not layer.swapped and "which free_weights=True rules out" in str(layer.reason)
+        assert rows["encoder.layer.1.intermediate"].swapped
+        assert_close(model(IDS).last_hidden_state, original(IDS).last_hidden_state, factor=16)
+
+
 NOT_TAGGED: dict[str, dict[str, Any]] = {
     "a decoder": {"is_decoder": True},
     "one that reads another encoder": {"is_decoder": True, "add_cross_attention": True},

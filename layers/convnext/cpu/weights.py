@@ -13,6 +13,9 @@ from . import kernels
 from .guard import mark_strict
 from .parts import parts_of
 
+holds_both = True
+"""Copies are held beside the originals: `free_originals` frees nothing."""
+
 
 def prepare(module: nn.Module) -> None:
     """Pack a block's weights now, so that the first call does not take longer."""

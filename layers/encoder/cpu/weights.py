@@ -12,6 +12,9 @@ from .families import parts_of
 from .guard import mark_strict
 from .parts import weight_and_bias
 
+holds_both = True
+"""Copies are held beside the originals: `free_originals` frees nothing."""
+
 
 def prepare(module: nn.Module) -> None:
     """Pack a layer's weights now, so that the first call does not take longer."""

@@ -62,10 +62,7 @@ def fused_activation(layer: nn.Module, parts: Parts) -> str | None:
             return None
     rest = (*parts.projectors, *parts.linears, *parts.norms)
     for module in rest:
-        if type(module) not in _KINDS and not _is_norm_of_timm(type(module)):
-            return None
-    for norm in parts.norms:
-        if getattr(norm, "_fast_norm", False):  # timm's, in the input's dtype
+        if type(module) not in _KINDS and not _is_norm_of_timm(module):
             return None
     return (
         activation_name(parts.activation)
@@ -86,8 +83,10 @@ def _belongs_to(kind: type[nn.Module], layer: type[nn.Module]) -> bool:
     return kind.__module__ == layer.__module__ or kind.__module__.startswith("timm.layers.")
 
 
-def _is_norm_of_timm(kind: type[nn.Module]) -> bool:
-    return kind.__module__ == "timm.layers.norm" and kind.__name__ == "LayerNorm"
+def _is_norm_of_timm(module: Module) -> bool:
+    """Whether a module is timm's LayerNorm, which computes what PyTorch's does but where it is made to be fast."""
+    kind = type(module)
+    return kind.__module__ == "timm.layers.norm" and kind.__name__ == "LayerNorm" and not module._fast_norm
 
 
 _OF_ANYONE = frozenset((nn.Dropout, nn.Identity, nn.MultiheadAttention))
