@@ -27,6 +27,10 @@ deprecate_kwarg: Callable[..., Any] = pytest.importorskip(
     "transformers.utils.deprecation", reason="needs the package transformers"
 ).deprecate_kwarg
 
+GradientCheckpointingLayer: Any = pytest.importorskip(
+    "transformers.modeling_layers"
+).GradientCheckpointingLayer
+
 SOURCE = "def forward(self, x, scale=1.0): return x * scale"
 TRIPLED = """
 from torch import nn
@@ -98,3 +102,26 @@ def test_an_old_name_reaches_what_is_compiled() -> None:
             assert model(x, **given).equal(original(x, **given)), given
     (row,) = (row for row in report(model) if row.layer_name == "CompiledModel")
     assert row.swapped or "no faster" in row.reason or "kept" in row.reason, row.reason
+
+
+class Layer(GradientCheckpointingLayer):
+    def forward(self, x: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
+        return x * scale
+
+
+def checkpointing(self: Any, *args: Any, **kwargs: Any) -> Any:
+    """As releases of transformers before 5.24 have it."""
+    return nn.Module.__call__(self, *args, **kwargs)
+
+
+def test_layers_whose_gradients_may_be_checkpointed(monkeypatch: pytest.MonkeyPatch) -> None:
+    contract = Contract("scaled", SOURCE)
+    assert class_difference(Layer, (contract,)) is None
+    monkeypatch.setattr(GradientCheckpointingLayer, "__call__", checkpointing, raising=False)
+    found = class_difference(Layer, (contract,))
+    assert found is not None and found.reason == "it has a __call__ of its own"  # of another module's
+    monkeypatch.setattr(checkpointing, "__module__", GradientCheckpointingLayer.__module__)
+    assert class_difference(Layer, (contract,)) is None
+    monkeypatch.setattr(Layer, "__call__", lambda self, x: x, raising=False)
+    found = class_difference(Layer, (contract,))
+    assert found is not None and found.reason == "it has a __call__ of its own"
