@@ -96,7 +96,7 @@ COVERAGE = {
     "SelfAttention": 13,
     "UnmaskedSelfAttention": 3,
     "EncoderAttention": 15,
-    "ClipAttention": 14,
+    "ClipAttention": 16,
     "EncoderDecoderAttention": 13,
     "WhisperAttention": 2,
     "OptAttention": 1,
