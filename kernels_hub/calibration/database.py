@@ -24,7 +24,7 @@ from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from kernels_hub.calibration.gain_table import Gain, GainTable, Shape, ranges
+from kernels_hub.calibration.gain_table import LEAST_GAIN, Gain, GainTable, Shape, ranges
 from kernels_hub.calibration.kinds import class_of, from_memory, rows_of
 from kernels_hub.calibration.processor import this_processor
 from kernels_hub.errors import CalibrationError
@@ -39,6 +39,8 @@ _VARIABLE = "KERNELS_HUB_CALIBRATION"
 _MOST_BYTES = 4 << 20
 _CAUTION = 0.9
 """What of the least gain on other processors counts on one that was not measured."""
+_MORE_CAUTION = 0.6
+"""The same where not all of the nearest processors were measured: a gain of 1.75 or more counts then."""
 _WIDEST_VECTORS = {"amx": "avx512", "avx512bf16": "avx512"}
 """Instruction sets whose kernels in float32 are those of another."""
 
@@ -135,9 +137,8 @@ def known_gains(machine: Machine) -> KnownGains:
     if torch.are_deterministic_algorithms_enabled():
         return KnownGains((), deterministic=True)
     own, table = load(machine), shipped(machine)
-    if table.cells:
-        return KnownGains(((THIS_MACHINE, own), (SHIPPED, table)))
-    return KnownGains(((THIS_MACHINE, own), (OTHERS, of_other_processors(machine))))
+    others = of_other_processors(machine)
+    return KnownGains(((THIS_MACHINE, own), (SHIPPED, table), (OTHERS, others)))
 
 
 def load(machine: Machine) -> GainTable:
@@ -171,7 +172,9 @@ def of_other_processors(machine: Machine) -> GainTable:
     """What a machine may expect that was not measured: nine tenths of the least gain on all that were.
 
     These are the shipped tables of its processor, or else of its vectors and thread count, or else of its vectors; two
-    at least, and where there are not two, the table is empty.
+    at least, and where there are not two, the table is empty. Of what not all of these have, six tenths of the least
+    gain in the tables of its vectors that have it, two at least, where that is a gain still. Of what a machine's own
+    table has, nothing is expected.
     """
     paths = sorted(_shipped_folder().glob("*.json"))
     of_vectors = [path for path in paths if _vectors(_processor_of(path)) == _vectors(machine.processor)]
@@ -181,11 +184,19 @@ def of_other_processors(machine: Machine) -> GainTable:
     nearest = next((each for each in (of_processor, of_threads, of_vectors) if len(each) > 1), [])
     if not nearest:
         return least
-    first, *others = (read(path, None) for path in nearest)
-    for shape, rows, ratio in first.rows():
-        ratios = [ratio, *(other.cells.get(shape, {}).get(rows, 0.0) for other in others)]
-        if min(ratios) > 0:
-            least.put(shape, rows, _CAUTION * min(ratios))
+    tables = {path: read(path, None) for path in of_vectors}
+    own = shipped(machine).cells
+    found: dict[tuple[Shape, int], dict[Path, float]] = {}
+    for path, table in tables.items():
+        for shape, rows, ratio in table.rows():
+            if shape not in own:
+                found.setdefault((shape, rows), {})[path] = ratio
+    for (shape, rows), ratios in found.items():
+        near = [ratios[path] for path in nearest if path in ratios]
+        if len(near) == len(nearest):
+            least.put(shape, rows, _CAUTION * min(near))
+        elif len(ratios) > 1 and (expected := _MORE_CAUTION * min(ratios.values())) >= LEAST_GAIN:
+            least.put(shape, rows, expected)  # what is less is unknown, and may be tried
     return least
 
 

@@ -313,12 +313,12 @@ def _call_difference(cls: type) -> str | None:
     return None
 
 
-def _is_known_call(call: Any) -> bool:
+def _is_known_call(call: object) -> bool:
     owner = find_loaded(_KNOWN_CALL)
     return (
         isinstance(owner, type)
         and call is vars(owner).get("__call__")
-        and call.__module__ == owner.__module__
+        and getattr(call, "__module__", None) == owner.__module__
     )
 
 

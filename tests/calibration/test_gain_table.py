@@ -258,6 +258,29 @@ def test_another_number_of_threads_expects_what_its_processor_gains_with_others(
     assert not found.complete, "it is measured beside all the same"
 
 
+def test_what_only_other_processors_have_is_expected_with_more_caution(cache: Path, tables: Path):
+    """A kind that was measured on one processor, with two numbers of threads, on one that has a table without it."""
+    shape, linear = Shape("MLP", "float32", 64, 64), Shape("Linear", "float32", 64, 64)
+    for threads, ratios in ((1, {1: 4.0, 4: 1.5, 16: 3.0}), (2, {1: 3.0, 4: 2.0})):
+        path = tables / f"amd-1-1-avx512bf16-{threads}.json"
+        table = database.read(path, None) if path.is_file() else GainTable()
+        for rows, ratio in ratios.items():
+            table.put(shape, rows, ratio)
+        database.write(path, database.Machine("amd-1-1-avx512bf16", threads, ()), table)
+    for processor in ("intel-1-1-amx", "intel-7-7-avx512"):
+        machine = database.Machine(processor, 2, MACHINE.versions)
+        expected = database.of_other_processors(machine).cells
+        assert expected[shape] == {1: pytest.approx(1.8)}, (
+            "0.9 at 4 rows is unknown, as is one table's 16 rows"
+        )
+        assert (linear in expected) == (processor == "intel-7-7-avx512")
+        found = database.known_gains(machine).gain(shape)
+        assert found is not None and found.source == database.OTHERS
+        assert found.rows[-1][1] < 4 and not found.complete, "it is measured beside all the same"
+    own = database.known_gains(database.Machine("intel-1-1-amx", 2, MACHINE.versions)).gain(linear)
+    assert own is not None and (own.ratio, own.source) == (1.5, database.SHIPPED)
+
+
 def test_what_was_measured_here_comes_before_other_processors(cache: Path, tables: Path):
     unmeasured = database.Machine("intel-7-7-avx512", 2, MACHINE.versions)
     shape, own = Shape("Linear", "float32", 64, 64), GainTable()
