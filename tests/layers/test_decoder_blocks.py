@@ -504,7 +504,9 @@ def test_a_model_writes_the_same_tokens(name: str) -> None:
     with default_mapping():
         kernelize(swapped, mode=Mode.INFERENCE)
     blocks = [row for row in report(swapped).rows if row.layer_name == layer]
-    assert blocks and all(row.swapped for row in blocks)
+    idle = {row.path for row in blocks if "EncoderLayer computes it" in str(row.reason)}
+    assert all(row.swapped or row.path in idle for row in blocks)
+    assert any(row.swapped for row in blocks) and all(".encoder." in path for path in idle)
     tokens = torch.randint(3, 60, (2, 6))
     mask = torch.ones_like(tokens)
     mask[0, :2] = 0

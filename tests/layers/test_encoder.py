@@ -398,6 +398,12 @@ def test_it_compiles_whole() -> None:
         assert_close(torch.compile(forward, fullgraph=True, backend="eager")(x), layer(x))
 
 
+@pytest.mark.parametrize("name", ["PreNormEncoderLayer", "PostNormEncoderLayer", "BiasedEncoderLayer"])
+def test_a_layer_in_nobodys_place_says_so(name: str) -> None:
+    with pytest.raises(TypeError, match=f"{name} runs in the place of the forward of an encoder's layer"):
+        getattr(PACKAGE.layers, name)().eval()(torch.randn(2, 9, WIDTH))
+
+
 def test_wrong_sizes_raise_what_the_own_forward_raises() -> None:
     with torch.inference_mode(), pytest.raises(RuntimeError):
         BERT.forward(BERT.made(), torch.randn(2, 9, WIDTH + 1))
