@@ -18,7 +18,7 @@ import importlib.util
 import json
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import lru_cache
@@ -81,8 +81,16 @@ def setting() -> str:
 class KnownGains:
     """What is known in this process, the nearest source first."""
 
-    def __init__(self, tables: tuple[tuple[str, GainTable], ...], *, deterministic: bool = False) -> None:
+    def __init__(
+        self,
+        tables: tuple[tuple[str, GainTable], ...],
+        *,
+        others: Callable[[], GainTable] | None = None,
+        deterministic: bool = False,
+    ) -> None:
         self.tables = tables
+        self._others = others
+        """What is expected where the tables know nothing: read when that is first needed."""
         self.is_empty_by_determinism = deterministic
         """Nothing is asked, for PyTorch is told to be deterministic and no file is pinned."""
 
@@ -113,7 +121,10 @@ class KnownGains:
     def _known(self, cell: Shape) -> dict[int, tuple[float, str]]:
         """Rows -> a ratio, and the first source that has it."""
         known: dict[int, tuple[float, str]] = {}
-        for source, table in reversed(self.tables):
+        tables = self.tables
+        if self._others is not None and not any(s == SHIPPED and cell in table.cells for s, table in tables):
+            tables = (*tables, (OTHERS, self._others()))
+        for source, table in reversed(tables):
             known.update({rows: (ratio, source) for rows, ratio in table.cells.get(cell, {}).items()})
         return known
 
@@ -137,8 +148,7 @@ def known_gains(machine: Machine) -> KnownGains:
     if torch.are_deterministic_algorithms_enabled():
         return KnownGains((), deterministic=True)
     own, table = load(machine), shipped(machine)
-    others = of_other_processors(machine)
-    return KnownGains(((THIS_MACHINE, own), (SHIPPED, table), (OTHERS, others)))
+    return KnownGains(((THIS_MACHINE, own), (SHIPPED, table)), others=lambda: of_other_processors(machine))
 
 
 def load(machine: Machine) -> GainTable:
