@@ -7,13 +7,13 @@
 // The function takes one record of 8-byte fields, packed by Python's struct module.
 
 #include <algorithm>
-#include <cmath>
 #include <cstdint>
 
 #include "activations.h"
 #include "depthwise.h"
 #include "depthwise_filters.h"
 #include "gemm.h"
+#include "normalised_rows.h"
 
 namespace {
 
@@ -40,37 +40,6 @@ struct Block {
   }
 };
 
-inline float or_zero(const float* values, int64_t i) { return values == nullptr ? 0.0f : values[i]; }
-
-// Rows of pixels as a left operand, each normalised.
-struct Normalised {
-  using Elements = kh::Floats;
-  const float *pixels, *weight, *bias;
-  int64_t channels;
-  float eps;
-
-  void fill(int64_t first, int64_t rows, int64_t, float* to) const {
-    const float share = 1.0f / static_cast<float>(channels);
-    for (int64_t row = 0; row < rows; ++row) {
-      const float* const from = pixels + (first + row) * channels;
-      float sum = 0.0f, squares = 0.0f;
-#pragma omp simd reduction(+ : sum)
-      for (int64_t i = 0; i < channels; ++i) sum += from[i];
-      const float mean = sum * share;
-#pragma omp simd reduction(+ : squares)
-      for (int64_t i = 0; i < channels; ++i) squares += (from[i] - mean) * (from[i] - mean);
-      const float scale = 1.0f / std::sqrt(squares * share + eps);
-      float* line = to + row * kh::kLine;
-      for (int64_t i = 0; i < channels; i += kh::kLine, line += rows * kh::kLine) {
-        const int64_t count = std::min(kh::kLine, channels - i);
-#pragma omp simd
-        for (int64_t l = 0; l < count; ++l)
-          line[l] = (from[i + l] - mean) * scale * (weight == nullptr ? 1.0f : weight[i + l]) + or_zero(bias, i + l);
-      }
-    }
-  }
-};
-
 // normed = the convolution of some images.
 void convolve(const Block& b, int64_t first, int64_t images) {
   const kh::ConvShape shape{images, b.channels, b.channels, b.channels,
@@ -93,7 +62,7 @@ void multiply(const Block& b, int64_t pixel, int64_t pixels, int64_t at) {
     for (int64_t l = 0; l < count; ++l) to[l] = sums[l] + or_zero(b.first_bias, j + l);
     activate(to, count, b.activation);
   };
-  const Normalised left{b.normed + pixel * b.channels, b.norm, b.norm_bias, b.channels, static_cast<float>(b.eps)};
+  const Normalised left{b.normed + pixel * b.channels, {b.norm, b.norm_bias, b.channels, static_cast<float>(b.eps)}};
   kh::product(pixels, b.wide, b.channels, left, activated, b.first);
   auto added = [&b, at](int64_t i, int64_t j, int64_t count, const float* sums) {
     const int64_t place = (at + i) * b.channels + j;

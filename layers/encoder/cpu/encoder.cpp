@@ -8,13 +8,13 @@
 // The function takes one record of 8-byte fields, packed by Python's struct module.
 
 #include <algorithm>
-#include <cmath>
 #include <cstdint>
 
 #include "activations.h"
 #include "attention.h"
 #include "attention_mask.h"
 #include "gemm.h"
+#include "normalised_rows.h"
 
 namespace {
 
@@ -23,6 +23,8 @@ constexpr int64_t kLeastRows = 128;       // that go through it at once, if ther
 
 struct Norm {
   const float *weight, *bias;  // (width) or null
+
+  Normalise of(int64_t width, double eps) const { return {weight, bias, width, static_cast<float>(eps)}; }
 };
 
 struct Layer {
@@ -50,45 +52,6 @@ struct Layer {
   float* attended() const { return made + 3 * rows() * inner(); }
   float* hidden() const { return made; }
   int64_t scratch() const { return std::max(4 * rows() * inner(), rows_at_once() * wide); }
-};
-
-inline float or_zero(const float* values, int64_t i) { return values == nullptr ? 0.0f : values[i]; }
-
-// to = norm(from), a row at a time
-struct Normalise {
-  Norm norm;
-  int64_t width;
-  float eps;
-
-  // The pieces of a row, of kLine floats, lie `apart` floats from each other.
-  void operator()(const float* from, float* to, int64_t apart) const {
-    const float share = 1.0f / static_cast<float>(width);
-    float sum = 0.0f, squares = 0.0f;
-#pragma omp simd reduction(+ : sum)
-    for (int64_t i = 0; i < width; ++i) sum += from[i];
-    const float mean = sum * share;
-#pragma omp simd reduction(+ : squares)
-    for (int64_t i = 0; i < width; ++i) squares += (from[i] - mean) * (from[i] - mean);
-    const float scale = 1.0f / std::sqrt(squares * share + eps);
-    for (int64_t i = 0; i < width; i += kh::kLine, to += apart) {
-      const int64_t count = std::min(kh::kLine, width - i);
-#pragma omp simd
-      for (int64_t l = 0; l < count; ++l)
-        to[l] = (from[i + l] - mean) * scale * (norm.weight == nullptr ? 1.0f : norm.weight[i + l]) + or_zero(norm.bias, i + l);
-    }
-  }
-};
-
-// Rows as a left operand, each normalised.
-struct Normalised {
-  using Elements = kh::Floats;
-  const float* rows;
-  Normalise normalise;
-
-  void fill(int64_t first, int64_t count, int64_t, float* to) const {
-    for (int64_t row = 0; row < count; ++row)
-      normalise(rows + (first + row) * normalise.width, to + row * kh::kLine, count * kh::kLine);
-  }
 };
 
 // e(i, j, count, sums) for x (rows, width) @ packed (width, columns), of normalised rows where there is a norm before it.
@@ -122,7 +85,7 @@ KH_INLINE void add(const float* x, const float* sums, const float* bias, const f
 // out = [norm] (x + scale * attention(norm? x))
 void attend(const Layer& a) {
   const int64_t inner = a.inner(), wide = 3 * inner, rows = a.rows();
-  const Normalise normalise{a.first_norm, a.width, static_cast<float>(a.first_eps)};
+  const Normalise normalise = a.first_norm.of(a.width, a.first_eps);
   const float* const biases[] = {a.query_bias, a.key_bias, a.value_bias};
   multiply(a.x, rows, wide, normalise, a.norms_first != 0, a.projections,
            [&](int64_t i, int64_t j, int64_t count, const float* sums) {
@@ -159,7 +122,7 @@ void attend(const Layer& a) {
 
 // out = [norm] (out + scale * (activation(norm? out first) second)), some rows of it
 void feed_forward(const Layer& a, int64_t first, int64_t rows) {
-  const Normalise normalise{a.second_norm, a.width, static_cast<float>(a.second_eps)};
+  const Normalise normalise = a.second_norm.of(a.width, a.second_eps);
   float* const out = a.out + first * a.width;
   multiply(out, rows, a.wide, normalise, a.norms_first != 0, a.first,
            [&](int64_t i, int64_t j, int64_t count, const float* sums) {
