@@ -18,14 +18,12 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
+from .activation_numbers import ACTIVATION_NUMBERS
 from .direct import is_observed, is_plain, records_gradient
 from .native import load, when_built
 from .processor import has_half, has_vectors
 
 _TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
-_ACTIVATIONS = {
-    name: number for number, name in enumerate(("none", "relu", "silu", "gelu", "gelu_tanh", "quick_gelu"))
-}
 _LARGE = 1 << 23
 _PAYS = {
     torch.float32: (1, 16, 4, 131_072),
@@ -156,7 +154,7 @@ def call(
     x = x.contiguous()
     *leading, width = x.shape
     out = x.new_empty((*leading, all_columns if columns is None else columns))
-    numbers = (x.numel() // width, width, _TYPES[x.dtype], _ACTIVATIONS[activation])
+    numbers = (x.numel() // width, width, _TYPES[x.dtype], ACTIVATION_NUMBERS[activation])
     function(_RECORD.pack(x.data_ptr(), out.data_ptr(), *fields, *numbers))
     return out
 
@@ -172,7 +170,7 @@ def gated_mlp(
     x = x.contiguous()
     *leading, width = x.shape
     out = x.new_empty((*leading, fields[-1]))
-    numbers = (x.numel() // width, width, _TYPES[x.dtype], _ACTIVATIONS[activation])
+    numbers = (x.numel() // width, width, _TYPES[x.dtype], ACTIVATION_NUMBERS[activation])
     library = _library()
     assert library is not None
     library.few_rows_gated(_RECORD.pack(x.data_ptr(), out.data_ptr(), *fields, *numbers))

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
+from .activation_numbers import ACTIVATION_NUMBERS
 from .copies import Copies
 from .direct import is_unwatched
 from .guard import finished, mark_strict
@@ -23,14 +24,6 @@ from .parts import Parts, fused_activation
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-_ACTIVATIONS = {
-    "none": 0,
-    "relu": 1,
-    "silu": 2,
-    "gelu": 3,
-    "gelu_tanh": 4,
-    "quick_gelu": 5,
-}  # of activations.h
 _RECORD = struct.Struct("=13Q8qd")
 _NO_ADDRESSES = (0,) * 13
 
@@ -66,7 +59,7 @@ def block(features: Tensor, parts: Parts) -> Tensor | None:
     if library is None:
         return None
     convolution, norm, first, _, second, scale, _ = parts
-    activation = _ACTIVATIONS.get(fused_activation(parts) or "")
+    activation = ACTIVATION_NUMBERS.get(fused_activation(parts) or "")
     if activation is None:
         return None
     held = [module._parameters for module in (convolution, norm, first, second)]

@@ -8,8 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-_ACTIVATIONS = ("none", "relu", "silu", "gelu", "gelu_tanh", "quick_gelu", "relu6", "hardswish")
-"""As `activations.h` numbers them."""
+from .activation_numbers import ACTIVATION_NUMBERS
 
 
 class Followers(ctypes.Structure):
@@ -38,4 +37,4 @@ def as_followers(
         ):
             return None
     addresses = [None if tensor is None else tensor.data_ptr() for tensor in tensors]
-    return Followers(_ACTIVATIONS.index(activation), *addresses, eps)
+    return Followers(ACTIVATION_NUMBERS[activation], *addresses, eps)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.compiler import is_compiling
 
+from .activation_numbers import ACTIVATION_NUMBERS
 from .copies import Copies
 from .direct import is_unwatched
 from .families import parts_of
@@ -23,14 +24,6 @@ from .native import load, when_built
 from .parts import Parts, fused_activation, weight_and_bias
 from .sdpa_of_transformers import OTHER_ARGUMENTS
 
-_ACTIVATIONS = {
-    "none": 0,
-    "relu": 1,
-    "silu": 2,
-    "gelu": 3,
-    "gelu_tanh": 4,
-    "quick_gelu": 5,
-}  # of activations.h
 _MASKS = {torch.bool: 1, torch.float32: 2}  # of attention_mask.h
 _RECORD = struct.Struct("=20Q16q3d")
 _NO_ADDRESSES = (0,) * 20
@@ -104,7 +97,7 @@ def encode(
         parts = parts_of(layer)
     except (AttributeError, KeyError, ValueError):  # it is not what it was
         return None
-    activation = _ACTIVATIONS.get(fused_activation(layer, parts) or "")
+    activation = ACTIVATION_NUMBERS.get(fused_activation(layer, parts) or "")
     if activation is None or not _asks_for_no_more(kwargs):
         return None
     projections = parts.projections()
@@ -235,9 +228,10 @@ def _packed(library: ctypes.CDLL, weights: Sequence[Tensor | None]) -> Packed | 
         *projected, joined, first, second = sources
         if not all(one.dtype is torch.float32 and one.dim() == 2 for one in sources):
             return None
-        columns, width = projected[0].shape
-        inner, wide = columns // 3 if len(sources) == _JOINED else columns, first.shape[0]
-        shapes = (*((columns, width),) * len(projected), (width, inner), (wide, width), (width, wide))
+        width = projected[0].shape[1]
+        inner, wide = joined.shape[1], first.shape[0]
+        side_by_side = 3 * inner if len(sources) == _JOINED else inner
+        shapes = (*((side_by_side, width),) * len(projected), (width, inner), (wide, width), (width, wide))
         if any(one.shape != shape for one, shape in zip(sources, shapes, strict=True)):
             return None
         matrices = torch.cat(projected) if len(projected) > 1 else projected[0], joined, first, second

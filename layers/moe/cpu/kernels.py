@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from . import reference
+from .activation_numbers import ACTIVATION_NUMBERS
 from .blocks import FORMULAS
 from .native import load, when_built
 from .processor import has_half, has_tiles, has_vectors
@@ -35,9 +36,6 @@ __all__ = [
 DISPATCH_KEYS = ("CPU",)
 
 _TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
-_ACTIVATIONS = {
-    name: number for number, name in enumerate(("none", "relu", "silu", "gelu", "gelu_tanh", "quick_gelu"))
-}
 
 # Tokens an expert above which torch.mm is faster than dot products: of float16 it never is where oneDNN has none.
 _MOST_TOKENS = {torch.float32: 64, torch.bfloat16: 32, torch.float16: 64}
@@ -108,7 +106,7 @@ def gated_experts(
         _EXPERTS.pack(
             *(t.data_ptr() for t in (x, gate_up, down, index, weight, out)),
             *(x.shape[0], index.shape[1], experts, width, inner),
-            *(_TYPES[x.dtype], _TYPES[weight.dtype], _ACTIVATIONS[activation]),
+            *(_TYPES[x.dtype], _TYPES[weight.dtype], ACTIVATION_NUMBERS[activation]),
         )
     )
     if wrong >= 0:
